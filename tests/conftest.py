@@ -1,0 +1,134 @@
+"""What every test may rely on: no network, two threads, seeded properties, and honest skips.
+
+The environment is set before torch can be imported by any test. Sockets reach the loopback interface only, so
+a test that would need a download fails here instead of on a machine without a network.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("MKL_NUM_THREADS", "2")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# `python -m pytest` puts the repository root on the path, where kernels/ and widgets/ would shadow packages of
+# the same names; the workbench itself is installed and does not need the root.
+sys.path[:] = [entry for entry in sys.path if Path(entry or os.getcwd()).resolve() != ROOT]
+
+settings.register_profile(
+    "ci", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("nightly", parent=settings.get_profile("ci"), derandomize=False, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+class NetworkBlocked(OSError):
+    """A test tried to reach another machine."""
+
+
+def _is_loopback(host: object) -> bool:
+    if host in (None, "", "localhost", b"localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(str(host).split("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _guard_sockets() -> None:
+    """Replace connect and name look-up by versions that refuse anything but the loopback interface."""
+    real_connect, real_connect_ex, real_lookup = (
+        socket.socket.connect,
+        socket.socket.connect_ex,
+        socket.getaddrinfo,
+    )
+
+    def refuse(sock: socket.socket, address: Any) -> None:
+        if sock.family in (socket.AF_INET, socket.AF_INET6) and not _is_loopback(address[0]):
+            raise NetworkBlocked(f"tests have no network; refused to connect to {address[0]}")
+
+    def connect(self: socket.socket, address: Any) -> None:
+        refuse(self, address)
+        real_connect(self, address)
+
+    def connect_ex(self: socket.socket, address: Any) -> int:
+        refuse(self, address)
+        return real_connect_ex(self, address)
+
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_loopback(host):
+            raise NetworkBlocked(f"tests have no network; refused to look up {host}")
+        return real_lookup(host, *args, **kwargs)
+
+    socket.socket.connect = connect  # type: ignore[method-assign]
+    socket.socket.connect_ex = connect_ex  # type: ignore[method-assign]
+    socket.getaddrinfo = getaddrinfo
+
+
+_guard_sockets()
+
+
+@functools.cache
+def _cuda_capability() -> tuple[int, int] | None:
+    import torch
+
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+
+
+def _missing(marker: str) -> str | None:
+    """Why this machine cannot run a test with the marker, or None when it can."""
+    if marker == "ui":
+        found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        return None if found else "needs chromium (Debian: apt-get install chromium)"
+    capability = _cuda_capability()
+    if capability is None:
+        return "needs an NVIDIA GPU"
+    if marker == "hopper" and capability[0] != 9:
+        return f"needs compute capability 9.0, this GPU has {capability[0]}.{capability[1]}"
+    if marker == "blackwell" and capability[0] < 10:
+        return f"needs compute capability 10.0, this GPU has {capability[0]}.{capability[1]}"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, with the reason, what this machine has no device for."""
+    for item in items:
+        for marker in ("ui", "cuda", "hopper", "blackwell"):
+            if item.get_closest_marker(marker) and (reason := _missing(marker)):
+                item.add_marker(pytest.mark.skip(reason=reason))
+                break
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """The top of the working tree."""
+    return ROOT
+
+
+@pytest.fixture
+def seeded() -> Iterator[None]:
+    """Torch's and Python's generators at seed 0, for tests that draw random tensors."""
+    import random
+
+    import torch
+
+    random.seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
