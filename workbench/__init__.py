@@ -1,0 +1,1 @@
+"""The inference workbench: an LLM inference engine small enough to read, with techniques that compose."""
