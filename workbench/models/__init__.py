@@ -1,0 +1,1 @@
+"""Models: configurations, checkpoint sources, tokenizers, weight sets and the decoder."""
