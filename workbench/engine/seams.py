@@ -1,0 +1,305 @@
+"""The typed seams that techniques plug into. The engine never asks which technique it has.
+
+A *step* runs a ragged batch: each sequence is a *span* of ``n_new`` tokens on top of what it
+has committed. Prefill chunks, decodes and draft trees are the same thing. Stateful seams
+follow one protocol: what a step does becomes final only in ``commit``; anything proposed and
+not committed must leave no trace.
+
+Shape letters: T rows of the step, V vocabulary, Hq / Hkv query / KV heads, D head size,
+P page size in slots, N pages. A *slot* is ``page * P + offset``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+# -- the step as plain data -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SpanPlan:
+    """One sequence's share of a step.
+
+    ``start`` slots are committed before it; new token ``i`` goes to slot index ``start + i`` of the
+    sequence, at absolute position ``positions[i]``. ``parents`` is None for a chain, else the draft
+    tree: ``parents[i]`` is the row (in this span) whose KV row ``i`` also sees, -1 for the root.
+    ``tables`` holds the sequence's page ids, one tuple per KV group.
+    ``logits`` is how many of the last rows need logits.
+    """
+
+    seq: int
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+    start: int
+    tables: tuple[tuple[int, ...], ...]
+    logits: int
+    parents: tuple[int, ...] | None = None
+
+    @property
+    def n_new(self) -> int:
+        """Tokens this span adds."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What every rank executes in one step: plain data, made by the scheduler on rank 0."""
+
+    step: int
+    spans: tuple[SpanPlan, ...]
+
+    @property
+    def rows(self) -> int:
+        """Tokens forwarded in the step (T)."""
+        return sum(s.n_new for s in self.spans)
+
+
+# -- KV bytes ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PageGeometry:
+    """Sizes of one KV group's pages. ``dtype`` is what attention computes on."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    pages: int
+    dtype: torch.dtype
+    device: torch.device = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class PlaneSpec:
+    """One tensor of a page: the pool holds it as ``[layers, pages, *shape]``.
+
+    ``axes`` names each axis of ``shape`` (``head``, ``slot``, ``dim``, ``group``, ``byte``);
+    ``category`` is the memory category it counts under.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    category: Literal["kv_payload", "kv_meta"] = "kv_payload"
+
+
+class KVCodec(Protocol):
+    """How K and V rows become bytes and back; pure functions on planes, no state of its own.
+
+    ``grain`` says when bytes are encoded. *token*: on every write; what a step wrote it reads back
+    encoded. *page*: the page stays in full precision while it is open, and is encoded once, when a
+    commit has filled it; blocks are cut at page ends so that what a position sees is a function of
+    absolute positions only.
+    ``in_place``: planes ``k`` and ``v`` are ``[*, Hkv, P, D]`` in ``geometry.dtype`` and attention reads them
+    directly; otherwise referenced pages are decoded into a bounded, counted workspace of one layer.
+    ``key`` identifies everything that shapes the bytes (codec, version, options, calibration).
+    """
+
+    key: str
+    grain: Literal["token", "page"]
+    in_place: bool
+
+    def planes(self, geometry: PageGeometry) -> tuple[PlaneSpec, ...]:
+        """The planes of a page; raises :class:`OptionError` when the geometry cannot be encoded."""
+        ...
+
+    def page_sizes(self, head_dim: int) -> tuple[int, ...] | None:
+        """Page sizes it can work with, or None for any."""
+        ...
+
+    def encode(self, planes: Mapping[str, Tensor], where: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write rows of one layer; planes are ``[N, *shape]``.
+
+        token grain: ``where`` int64 [T] slots, ``k``/``v`` [T, Hkv, D].
+        page grain: ``where`` int64 [n] page ids, ``k``/``v`` [n, Hkv, P, D].
+        """
+        ...
+
+    def decode(self, planes: Mapping[str, Tensor], pages: Tensor, k: Tensor, v: Tensor) -> None:
+        """Decode pages (int64 [n]) of one layer into ``k`` and ``v`` [n, Hkv, P, D]."""
+        ...
+
+
+# -- attention ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AttentionSpan:
+    """A span as attention sees it: ``table`` holds ids into the K/V tensors it is given (pool or workspace)."""
+
+    n_new: int
+    start: int
+    table: Sequence[int]
+    positions: Sequence[int]
+    parents: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What attention of one KV group needs to know once."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+class AttentionOp(Protocol):
+    """Attention of a ragged batch over pages, causal or tree mask, bottom-right aligned.
+
+    Row ``i`` of a span sees every committed slot of its sequence, itself, and the rows it descends
+    from (all earlier rows for a chain); with a window ``w`` only positions ``> own - w``. Rows that see
+    nothing give exactly 0. Whatever lies in slots no row may see never reaches an output, NaN included.
+    """
+
+    name: str
+
+    def prepare(self, spans: Sequence[AttentionSpan], shape: AttentionShape, previous: Any = None) -> Any:
+        """Index work shared by all layers of a step; ``previous`` may be reused when only lengths moved."""
+        ...
+
+    def run(self, plan: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return [T, Hq*D] in ``q``'s dtype. ``q`` [T, Hq, D] scaled; ``k``, ``v`` [N, Hkv, P, D]."""
+        ...
+
+
+# -- drafting and verification ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Drafted tokens below the last committed token (the root, not stored here).
+
+    ``parents[i]`` is the index of node ``i``'s parent, -1 for children of the root; parents come first.
+    ``q`` is the law each node was drawn from, [n, V] float, or None when the draft is deterministic
+    (n-gram, argmax, top-k), which decides between rules R2 and R3.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    source: str
+    q: Tensor | None = None
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], source: str, q: Tensor | None = None) -> DraftTree:
+        """A draft without branches."""
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), source, q)
+
+    @property
+    def is_chain(self) -> bool:
+        """True when every node continues the one before it."""
+        return all(p == i - 1 for i, p in enumerate(self.parents))
+
+    def depths(self) -> tuple[int, ...]:
+        """Distance of each node from the root; children of the root have depth 1."""
+        out: list[int] = []
+        for p in self.parents:
+            out.append(1 if p < 0 else out[p] + 1)
+        return tuple(out)
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """What a drafter may know of one sequence: all committed ids, and how many tokens may be drafted."""
+
+    seq: int
+    tokens: Sequence[int]
+    room: int
+    greedy: bool
+
+
+class Drafter(Protocol):
+    """Proposes what comes next. A wrong proposal costs time, never correctness."""
+
+    name: str
+    kv_layers: int  # extra KV layers it keeps in the engine's pages
+
+    def begin(self, seq: int, tokens: Sequence[int]) -> None:
+        """A sequence starts (or starts over after a preemption) with these committed ids."""
+        ...
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
+        """One draft per context, None for a plain decode; never more than ``room`` tokens deep or wide in total."""
+        ...
+
+    def commit(self, seq: int, tokens: Sequence[int]) -> None:
+        """These ids were committed to the sequence (accepted drafts and the model's own)."""
+        ...
+
+    def forget(self, seq: int) -> None:
+        """The sequence ended or was aborted."""
+        ...
+
+    def nbytes(self) -> int:
+        """Bytes of draft state held."""
+        ...
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of verification: accepted nodes in order, then one token of the model's own.
+
+    ``corrected``: the extra token replaces a rejected draft (False: it follows a fully accepted path).
+    ``expected``: Σ min(p, q) of the nodes that were reached, one entry each (Rao–Blackwell estimate of acceptance).
+    """
+
+    path: tuple[int, ...]
+    token: int
+    corrected: bool
+    expected: tuple[float, ...] = ()
+
+
+class Verify(Protocol):
+    """Which drafted path is kept. ``exact`` rules leave the output law unchanged."""
+
+    name: str
+    exact: bool
+
+    def __call__(self, tree: DraftTree, p: Tensor, sample: Sampler, coin: Coin) -> Verdict:
+        """``p`` [n+1, V]: the law after processing at the root and at each node, greedy as one-hot.
+
+        ``sample(row, depth)`` draws from ``p[row]`` with the noise of that absolute position;
+        ``coin(depth, i)`` is a uniform number of that position.
+        """
+        ...
+
+
+class Sampler(Protocol):
+    """Draws from a law with the noise that belongs to a position, whoever asks and however often."""
+
+    def __call__(self, law: Tensor, depth: int) -> int:
+        """``law`` [V] non-negative, summing to 1; ``depth`` tokens after the root."""
+        ...
+
+
+class Coin(Protocol):
+    """Uniform numbers in [0, 1) that belong to a position."""
+
+    def __call__(self, depth: int, i: int) -> float:
+        """The ``i``-th coin of the position ``depth`` tokens after the root."""
+        ...
+
+
+# -- output -----------------------------------------------------------------------------------
+
+
+class LogitsMask(Protocol):
+    """Which tokens may come next, as a pure function of a sequence's ids.
+
+    ``path`` are uncommitted ids of a draft (or none): a mask must answer for them without moving.
+    """
+
+    key: str
+
+    def allowed(self, generated: Sequence[int], path: Sequence[int] = ()) -> Tensor | None:
+        """Boolean [V] of allowed tokens after ``generated + path``; None allows all."""
+        ...
