@@ -27,8 +27,8 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# `python -m pytest` puts the repository root on the path, where kernels/ and widgets/ would shadow packages of
-# the same names; the workbench itself is installed and does not need the root.
+# `python -m pytest` puts the repository root on the path, where kernels/ and widgets/ would shadow packages
+# of the same names; the workbench itself is installed and does not need the root.
 sys.path[:] = [entry for entry in sys.path if Path(entry or os.getcwd()).resolve() != ROOT]
 
 settings.register_profile(

@@ -1,6 +1,6 @@
 """Panels, controls and views of the workbench, imported as `workbench.widgets`.
 
-Importing this package costs nothing and needs nothing beyond the core: ipywidgets, anywidget and plotly belong
-to the `lab` extra and are imported by the modules that draw, at the moment they are used. Widgets sit on top of
-everything; no other package imports them, and they never import a technique's module.
+Importing this package costs nothing and needs nothing beyond the core: ipywidgets, anywidget and plotly
+belong to the `lab` extra and are imported by the modules that draw, at the moment they are used. Widgets sit
+on top of everything; no other package imports them, and they never import a technique's module.
 """
