@@ -1,0 +1,104 @@
+"""The cache of downloaded and converted models: where it is, and how it stays consistent.
+
+Everything that appears under a final name is complete: folders are written beside their place
+and renamed, one process at a time holds the lock of a model, and content hashes are remembered
+by size and modification time so that a start does not read hundreds of megabytes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from workbench.models.progress import Cancel, check_cancel
+
+_BLOCK = 4 << 20
+
+
+def cache_dir() -> Path:
+    """``$WORKBENCH_CACHE``, else ``~/.cache/inference-workbench``; created on first use."""
+    root = os.environ.get("WORKBENCH_CACHE") or "~/.cache/inference-workbench"
+    path = Path(root).expanduser()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextlib.contextmanager
+def locked(name: str, cancel: Cancel | None = None) -> Iterator[None]:
+    """Hold the cross-process lock ``name``; waiting for another process honours ``cancel``."""
+    folder = cache_dir() / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / f"{name}.lock")
+    while True:
+        check_cancel(cancel, f"Waiting for another process that prepares {name}")
+        try:
+            lock.acquire(timeout=0.5)
+            break
+        except Timeout:
+            continue
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A fresh folder that becomes ``target`` when the block ends well, and vanishes when it fails.
+
+    An older ``target`` is moved aside first, so that a reader sees the old one, nothing, or the
+    new one, never a mixture.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        staging.chmod(0o755)
+        yield staging
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+            target.rename(old / "was")
+            staging.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            staging.rename(target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def sha256_file(path: Path, cancel: Cancel | None = None) -> str:
+    """SHA-256 of the file's content, hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            check_cancel(cancel, f"Hashing {path.name}")
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def remembered_sha256(path: Path) -> str:
+    """``sha256_file(path)``, remembered in the cache by real path, size and modification time (ns)."""
+    real = path.resolve()
+    stat = real.stat()
+    key = hashlib.sha256(f"{real}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()[:32]
+    note = cache_dir() / "sha256" / f"{key}.json"
+    try:
+        known = json.loads(note.read_text())["sha256"]
+        if isinstance(known, str) and len(known) == 64:
+            return known
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    value = sha256_file(real)
+    with contextlib.suppress(OSError):  # a read-only cache costs time, not correctness
+        note.parent.mkdir(parents=True, exist_ok=True)
+        temporary = note.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({"sha256": value, "file": real.name, "bytes": stat.st_size}))
+        temporary.replace(note)
+    return value
