@@ -1,0 +1,60 @@
+"""Uncompressed KV: planes ``k`` and ``v`` in the dtype attention computes on.
+
+The engine's own format, not a technique: every other format is measured against it. Pages are
+head-major (``[Hkv, P, D]``), so one head's keys of a page are one contiguous block and attention
+reads the planes where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.spec.errors import OptionError
+
+_AXES = ("head", "slot", "dim")
+
+
+@dataclass(frozen=True)
+class PlainCodec:
+    """K and V as they are, rounded once to ``dtype`` on write."""
+
+    dtype: torch.dtype
+    grain: Literal["token", "page"] = "token"
+    in_place: bool = True
+
+    @property
+    def key(self) -> str:
+        """``plain`` and the dtype, e.g. ``plain/bfloat16``."""
+        return f"plain/{str(self.dtype).removeprefix('torch.')}"
+
+    def planes(self, geometry: PageGeometry) -> tuple[PlaneSpec, ...]:
+        """``k`` and ``v`` [Hkv, P, D]; raises :class:`OptionError` when the geometry has another dtype."""
+        if geometry.dtype != self.dtype:
+            raise OptionError(
+                f"This plain KV format holds {self.dtype}, but attention computes on {geometry.dtype}.",
+                hint="Build PlainCodec with the geometry's dtype.",
+            )
+        shape = (geometry.kv_heads, geometry.page_size, geometry.head_dim)
+        return PlaneSpec("k", self.dtype, shape, _AXES), PlaneSpec("v", self.dtype, shape, _AXES)
+
+    def page_sizes(self, head_dim: int) -> None:
+        """Any page size works."""
+        return None
+
+    def encode(self, planes: Mapping[str, Tensor], where: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write rows ``k``, ``v`` [T, Hkv, D] to slots ``where`` int64 [T]."""
+        size = planes["k"].shape[2]
+        page, offset = where // size, where % size
+        planes["k"][page, :, offset] = k.to(self.dtype)
+        planes["v"][page, :, offset] = v.to(self.dtype)
+
+    def decode(self, planes: Mapping[str, Tensor], pages: Tensor, k: Tensor, v: Tensor) -> None:
+        """Copy pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]."""
+        k.copy_(planes["k"].index_select(0, pages))
+        v.copy_(planes["v"].index_select(0, pages))
