@@ -264,11 +264,15 @@ class Verify(Protocol):
     name: str
     exact: bool
 
-    def __call__(self, tree: DraftTree, p: Tensor, sample: Sampler, coin: Coin) -> Verdict:
-        """``p`` [n+1, V]: the law after processing at the root and at each node, greedy as one-hot.
+    def greedy(self, tree: DraftTree, best: Sequence[int]) -> Verdict:
+        """Temperature 0: ``best[0]`` is the model's choice at the root, ``best[i + 1]`` at node ``i``."""
+        ...
 
-        ``sample(row, depth)`` draws from ``p[row]`` with the noise of that absolute position;
-        ``coin(depth, i)`` is a uniform number of that position.
+    def sampled(self, tree: DraftTree, p: Tensor, sample: Sampler, coin: Coin) -> Verdict:
+        """``p`` [n+1, V]: the processed law at the root and at each node.
+
+        ``sample(law, depth)`` draws with the noise that belongs to a position, ``coin(depth, i)`` is a
+        uniform number of that position.
         """
         ...
 

@@ -1,0 +1,105 @@
+"""Hash-chain prefix index: which full pages hold the KV of which tokens after which ancestry.
+
+A page's digest is ``H(parent digest, its tokens)``; the root digest is the namespace, which holds
+everything else that shaped the bytes (weights, codec, attention dtype, salt: law 4). A digest only
+finds candidates: a hit is confirmed by the tokens and by the identity of the parent, so a weak hash
+costs time and never serves another prompt's KV. Only full, committed pages are published; equal
+content that was computed twice keeps its first page. (vLLM automatic prefix caching; kv.md §2.1.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Digest = Callable[[bytes, tuple[int, ...]], bytes]
+
+
+def chain_digest(parent: bytes, tokens: tuple[int, ...]) -> bytes:
+    """BLAKE2b-128 of the parent's digest and the page's token ids."""
+    h = hashlib.blake2b(parent, digest_size=16)
+    h.update(b"".join(t.to_bytes(4, "little") for t in tokens))
+    return h.digest()
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One published page: its tokens, its parent (None below the root), its page id per KV group."""
+
+    digest: bytes
+    tokens: tuple[int, ...]
+    parent: Entry | None
+    namespace: bytes
+    pages: tuple[int, ...]
+
+
+class PrefixIndex:
+    """Finds the longest chain of published pages that starts a prompt."""
+
+    def __init__(self, page_size: int, digest: Digest = chain_digest) -> None:
+        self.page_size = page_size
+        self._digest = digest
+        self._by_digest: dict[bytes, list[Entry]] = {}
+        self._by_page: dict[tuple[int, int], Entry] = {}
+
+    def __len__(self) -> int:
+        return sum(len(v) for v in self._by_digest.values())
+
+    def lookup(self, tokens: Sequence[int], namespace: bytes, limit: int) -> list[Entry]:
+        """Entries of the leading full pages of ``tokens``, covering at most ``limit`` tokens; the first gap ends it."""
+        out: list[Entry] = []
+        parent: Entry | None = None
+        for end in range(self.page_size, min(limit, len(tokens)) + 1, self.page_size):
+            entry = self._find(parent, tuple(tokens[end - self.page_size : end]), namespace)
+            if entry is None:
+                break
+            out.append(entry)
+            parent = entry
+        return out
+
+    def publish(
+        self, parent: Entry | None, tokens: tuple[int, ...], namespace: bytes, pages: tuple[int, ...]
+    ) -> tuple[Entry, bool]:
+        """Make a full page findable; returns its entry and whether ``pages`` are the ones it names."""
+        known = self._find(parent, tokens, namespace)
+        if known is not None:
+            return known, known.pages == pages
+        digest = self._digest(parent.digest if parent else namespace, tokens)
+        entry = Entry(digest, tokens, parent, namespace, pages)
+        self._by_digest.setdefault(digest, []).append(entry)
+        for group, page in enumerate(pages):
+            self._by_page[group, page] = entry
+        return entry, True
+
+    def drop_page(self, group: int, page: int) -> Entry | None:
+        """Forget the entry that names ``page`` of KV group ``group``; pages keep their references."""
+        entry = self._by_page.get((group, page))
+        if entry is None:
+            return None
+        for g, p in enumerate(entry.pages):
+            self._by_page.pop((g, p), None)
+        bucket = self._by_digest[entry.digest]
+        bucket.remove(entry)
+        if not bucket:
+            del self._by_digest[entry.digest]
+        return entry
+
+    def _find(self, parent: Entry | None, tokens: tuple[int, ...], namespace: bytes) -> Entry | None:
+        digest = self._digest(parent.digest if parent else namespace, tokens)
+        for entry in self._by_digest.get(digest, ()):
+            if entry.tokens == tokens and _same_chain(entry, parent, namespace):
+                return entry
+        return None
+
+
+def _same_chain(entry: Entry, parent: Entry | None, namespace: bytes) -> bool:
+    """True when ``entry`` continues ``parent``: the same object, or (after an eviction) the same tokens all the way."""
+    if entry.namespace != namespace:
+        return False
+    mine = entry.parent
+    while mine is not parent:
+        if mine is None or parent is None or mine.tokens != parent.tokens:
+            return False
+        mine, parent = mine.parent, parent.parent
+    return True
