@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -84,21 +84,29 @@ def sha256_file(path: Path, cancel: Cancel | None = None) -> str:
 
 
 def remembered_sha256(path: Path) -> str:
-    """``sha256_file(path)``, remembered in the cache by real path, size and modification time (ns)."""
-    real = path.resolve()
-    stat = real.stat()
-    key = hashlib.sha256(f"{real}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()[:32]
-    note = cache_dir() / "sha256" / f"{key}.json"
+    """``sha256_file(path)``, remembered in the cache (see ``remembered``)."""
+    return remembered("sha256", [path], lambda: sha256_file(path))
+
+
+def remembered(label: str, files: Sequence[Path], compute: Callable[[], str]) -> str:
+    """``compute()``, a hex digest of the files' contents, remembered until one of them changes.
+
+    Kept in the cache folder under the real path, size and modification time (ns) of every file.
+    """
+    stats = [(path.resolve(), path.stat()) for path in files]
+    state = "|".join(f"{real}:{stat.st_size}:{stat.st_mtime_ns}" for real, stat in stats)
+    key = hashlib.sha256(f"{label}|{state}".encode()).hexdigest()[:32]
+    note = cache_dir() / "digests" / f"{key}.json"
     try:
-        known = json.loads(note.read_text())["sha256"]
+        known = json.loads(note.read_text())["digest"]
         if isinstance(known, str) and len(known) == 64:
             return known
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    value = sha256_file(real)
+    value = compute()
     with contextlib.suppress(OSError):  # a read-only cache costs time, not correctness
         note.parent.mkdir(parents=True, exist_ok=True)
         temporary = note.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"sha256": value, "file": real.name, "bytes": stat.st_size}))
+        temporary.write_text(json.dumps({"digest": value, "label": label, "files": [p.name for p in files]}))
         temporary.replace(note)
     return value
