@@ -51,7 +51,7 @@ def main() -> int:
     pip(python, *requirements(extras))
     pip(python, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
     STAMP.write_text(fingerprint)
-    print(f"ready: {VENV.relative_to(ROOT)} ({', '.join(extras)})")
+    print(f"ready: {VENV.name} with {', '.join(extras)}")
     return 0
 
 
