@@ -132,7 +132,7 @@ def answers(url: str, seconds: float = 3.0) -> bool:
 
 def pip(python: Path, *arguments: str) -> None:
     """Install with the environment's pip; end the set-up with pip's own status when it fails."""
-    command = [python, "-m", "pip", "install", "--quiet", "--retries", "2", "--disable-pip-version-check"]
+    command = [python, "-m", "pip", "install", "-qq", "--retries", "2", "--disable-pip-version-check"]
     print("pip install", " ".join(a.replace(str(ROOT), ".") for a in arguments), flush=True)
     # Not from the root: there the folders kernels/ and widgets/ would shadow packages of those names.
     done = subprocess.run([*command, *arguments], cwd=tempfile.gettempdir(), stdin=subprocess.DEVNULL)

@@ -22,7 +22,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # What is lost without each extra.
 EXTRAS = {
     "lab": "No notebooks, panels, figures or HTML reports.",
-    "gpu": "No Triton kernels and no GPU telemetry; the torch form of each kernel runs instead.",
+    "gpu": "No Triton kernels, no GPU telemetry; of use only with an NVIDIA GPU.",
     "codec": "No entropy-coded KV caches (kvtc, cachegen).",
     "grammar": "No output constrained by a regex or a JSON schema.",
     "formats": "No GGUF files, so the default model cannot be converted; no compressed-tensors export.",
