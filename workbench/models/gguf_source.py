@@ -41,7 +41,9 @@ class GGUFSource:
         self._tensors = {hf_name(self._arch, name): t for name, t in stored.items() if name not in IGNORED}
         freqs = stored["rope_freqs.weight"].data if "rope_freqs.weight" in stored else None
         if "token_embd.weight" not in stored:
-            raise MissingTensor(f"{self.path.name} lacks 'token_embd.weight'.", hint="Download the file again.")
+            raise MissingTensor(
+                f"{self.path.name} lacks 'token_embd.weight'.", hint="Download the file again."
+            )
         vocab = int(stored["token_embd.weight"].shape[1])  # GGUF lists the fastest dimension first
         self.hf = hf_config(self.metadata, frozenset(stored), vocab, freqs)
         self.config = ModelConfig.from_hf(self.hf)
@@ -84,7 +86,7 @@ def _open(path: Path) -> Any:
         raise ModelNotFound(f"There is no GGUF file {path}.", hint="Check the path.")
     with path.open("rb") as file:
         head = file.read(24)
-    tensors, keys = (int.from_bytes(head[i:i + 8], "little") for i in (8, 16))
+    tensors, keys = (int.from_bytes(head[i : i + 8], "little") for i in (8, 16))
     if head[:4] != b"GGUF" or tensors > _MAX_TENSORS or keys > _MAX_KEYS:
         raise UnsafeFile(
             f"{path.name} is not a GGUF file, or its header announces {tensors} tensors and {keys} keys.",

@@ -51,8 +51,11 @@ def build_tokenizer(meta: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, Any]]
         )
     types = meta.get("tokenizer.ggml.token_type") or ()
     for wanted, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        added = [AddedToken(t, normalized=False, special=special)
-                 for t, found in zip(tokens, types, strict=False) if found == wanted]
+        added = [
+            AddedToken(t, normalized=False, special=special)
+            for t, found in zip(tokens, types, strict=False)
+            if found == wanted
+        ]
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
     config = _config(meta, tokens)
     _add_bos(tokenizer, config, meta)
@@ -63,7 +66,11 @@ def _byte_level(meta: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
     pre = str(meta.get("tokenizer.ggml.pre", "default"))
     merges = [tuple(m.split(" ", 1)) for m in meta.get("tokenizer.ggml.merges") or ()]
     vocab = {token: i for i, token in enumerate(tokens)}
-    whole = pre in ("llama-bpe", "llama3", "llama-v3")  # tiktoken's rule: a word in the vocabulary is not merged
+    whole = pre in (
+        "llama-bpe",
+        "llama3",
+        "llama-v3",
+    )  # tiktoken's rule: a word in the vocabulary is not merged
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=whole))
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     if pre == "qwen2":
@@ -94,8 +101,15 @@ def _gemma(tokens: Sequence[str]) -> Tokenizer:
     # Runs of spaces are stored as spaces; the merges know them in SentencePiece's spelling.
     spelled = ["\u2581" * len(t) if " " in t and not t.strip() else t for t in tokens]
     vocab = {token: i for i, token in enumerate(spelled)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges_from_order(vocab), unk_token="<unk>",  # noqa: S106
-                                     fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=merges_from_order(vocab),
+            unk_token="<unk>",  # noqa: S106
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
     tokenizer.decoder = decoders.Sequence(
@@ -137,7 +151,7 @@ def _config(meta: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
 
 
 def _add_bos(tokenizer: Tokenizer, config: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """Encode a leading BOS when the file asks for it; SentencePiece vocabularies do unless they say otherwise."""
+    """Encode a leading BOS when the file asks for it; SentencePiece ones do unless they say otherwise."""
     default = meta.get("tokenizer.ggml.model") == "llama"
     bos = config.get("bos_token")
     if bos is None or not meta.get("tokenizer.ggml.add_bos_token", default):

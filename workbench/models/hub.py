@@ -17,8 +17,16 @@ from workbench.models.registry import HubSource
 from workbench.spec.errors import DownloadRefused
 
 PROBE_SECONDS = 3.0
-FILES = ["*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json",
-         "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"]
+FILES = [
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+]
 
 
 def offline() -> bool:
@@ -34,13 +42,13 @@ def reachable() -> bool:
     answer: list[bool] = []
 
     def ask() -> None:
-        import httpx
         from huggingface_hub import constants
+        from huggingface_hub import get_session
 
         try:
-            httpx.head(constants.ENDPOINT, timeout=PROBE_SECONDS)
+            get_session().head(constants.ENDPOINT, timeout=PROBE_SECONDS)
             answer.append(True)
-        except (httpx.HTTPError, OSError, ValueError):
+        except Exception:  # whatever the hub's client raises, the answer is no
             answer.append(False)
 
     thread = threading.Thread(target=ask, daemon=True, name="hub-probe")
@@ -65,10 +73,14 @@ def download(source: HubSource, folder: Path, cancel: Cancel | None = None) -> N
             check_cancel(cancel, f"Downloading {source.repo}")
             hf_hub_download(source.repo, name, revision=source.revision, local_dir=folder)
     except (HfHubHTTPError, OSError, ValueError) as error:
-        raise DownloadRefused(f"The hub did not deliver {source.repo}: {error}",
-                              hint="Try again, or set HF_HUB_OFFLINE=1 to use the next source.") from error
+        raise DownloadRefused(
+            f"The hub did not deliver {source.repo}: {error}",
+            hint="Try again, or set HF_HUB_OFFLINE=1 to use the next source.",
+        ) from error
     for name, expected in source.sha256.items():
         found = sha256_file(folder / name, cancel) if (folder / name).is_file() else "nothing"
         if found != expected:
-            raise DownloadRefused(f"{source.repo}/{name} has sha256 {found}, but {expected} is pinned.",
-                                  hint="The file changed on its way; it was not used.")
+            raise DownloadRefused(
+                f"{source.repo}/{name} has sha256 {found}, but {expected} is pinned.",
+                hint="The file changed on its way; it was not used.",
+            )

@@ -75,7 +75,7 @@ def check_layout(
         if dtype not in FLOATS:
             raise WrongShape(
                 f"{where}: {name!r} is stored as {dtype}, but a float tensor is expected.",
-                hint=f"Readable dtypes: {', '.join(sorted(FLOATS))}. Quantized checkpoints are not read here.",
+                hint=f"Readable: {', '.join(sorted(FLOATS))}. Quantized checkpoints are not read here.",
             )
     # A bias that the configuration does not announce would be dropped in silence.
     surplus = sorted(n for n in names if n.endswith("_proj.bias") and n not in wanted)
@@ -87,7 +87,7 @@ def check_layout(
 
 
 def tie_flag(hf: Mapping[str, Any]) -> bool | None:
-    """``tie_word_embeddings`` as written: of the text part when it says so, else the top level; None if absent."""
+    """``tie_word_embeddings`` as written: of the text part if it says so, else the top level; else None."""
     text = hf.get("text_config")
     for scope in (text if isinstance(text, Mapping) else {}, hf):
         if scope.get("tie_word_embeddings") is not None:

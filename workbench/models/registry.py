@@ -85,7 +85,9 @@ def load_registry(path: Path) -> dict[str, ModelEntry]:
         tables = tomllib.loads(path.read_text(encoding="utf-8")).get("models", {})
         return {name: ModelEntry.model_validate({"name": name, **table}) for name, table in tables.items()}
     except (OSError, tomllib.TOMLDecodeError, ValidationError, TypeError, AttributeError) as error:
-        raise ModelError(f"The model registry {path.name} is not valid: {error}", hint="Correct the file.") from error
+        raise ModelError(
+            f"The model registry {path.name} is not valid: {error}", hint="Correct the file."
+        ) from error
 
 
 @cache
@@ -135,12 +137,16 @@ def resolve(name_or_path: str | Path) -> Path:
     if path.is_dir():
         if (path / "config.json").is_file():
             return path
-        raise ModelNotFound(f"{path} has no config.json.", hint="Give the folder of a Hugging Face checkpoint.")
+        raise ModelNotFound(
+            f"{path} has no config.json.", hint="Give the folder of a Hugging Face checkpoint."
+        )
     close = difflib.get_close_matches(text.lower(), registry(), n=3, cutoff=0.5)
-    known = f"Did you mean {' or '.join(close)}?" if close else f"Known models: {', '.join(sorted(registry()))}."
+    known = (
+        f"Did you mean {' or '.join(close)}?" if close else f"Known models: {', '.join(sorted(registry()))}."
+    )
     raise ModelNotFound(
         f"There is no model {text!r}, neither by name nor as a folder.",
-        hint=f"{known} Any local Hugging Face folder works by path; hub repositories are listed in models.toml.",
+        hint=f"{known} Any local Hugging Face folder works by path.",
     )
 
 
@@ -154,10 +160,13 @@ def _resolve_entry(entry: ModelEntry) -> Path:
     if ready(folder):
         return folder
     if all(isinstance(source, LocalSource) for source in entry.sources):
-        raise ModelNotFound(f"The model {entry.name!r} should be at {local_folder(entry.sources[0])}.",  # type: ignore[arg-type]
-                            hint="Reinstall inference-workbench, or run from a full checkout.")
-    raise ModelNotFound(f"The model {entry.name!r} has not been fetched yet.",
-                        hint=f"Run: workbench fetch {entry.name}")
+        raise ModelNotFound(
+            f"The model {entry.name!r} should be at {local_folder(entry.sources[0])}.",  # type: ignore[arg-type]
+            hint="Reinstall inference-workbench, or run from a full checkout.",
+        )
+    raise ModelNotFound(
+        f"The model {entry.name!r} has not been fetched yet.", hint=f"Run: workbench fetch {entry.name}"
+    )
 
 
 def open_source(name_or_path: str | Path) -> Source:

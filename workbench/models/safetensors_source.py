@@ -61,7 +61,8 @@ class SafetensorsSource:
                 hint=f"It holds {len(self._where)} tensors; check the name against the configuration.",
             )
         handle, stored = self._where[name]
-        return handle.get_tensor(stored)
+        tensor: torch.Tensor = handle.get_tensor(stored)
+        return tensor
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +84,7 @@ class SafetensorsSource:
         check_header(path)
         try:
             handle = safe_open(path, framework="pt", device="cpu")
-            found = frozenset(handle.keys())
+            found: frozenset[str] = frozenset(handle.keys())  # type: ignore[no-untyped-call]
         except (SafetensorError, OSError, ValueError) as error:
             raise UnsafeFile(
                 f"{path} is damaged or cut short ({error}).", hint="Fetch the checkpoint again."

