@@ -42,8 +42,7 @@ def reachable() -> bool:
     answer: list[bool] = []
 
     def ask() -> None:
-        from huggingface_hub import constants
-        from huggingface_hub import get_session
+        from huggingface_hub import constants, get_session
 
         try:
             get_session().head(constants.ENDPOINT, timeout=PROBE_SECONDS)
