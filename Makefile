@@ -1,13 +1,15 @@
 # One command per wish; `make` alone lists them. Every target first makes .venv ready (see .make/setup.py),
 # which installs nothing when nothing changed.
 #   PYTHON=python3.12   the interpreter .venv is made from        MODEL=tiny   another model for lab and demo
-#   BENCH=NAME          one benchmark for `make bench`            ARGS="-k kv" extra arguments for pytest
+#   BENCH=NAME          one benchmark for `make bench`            ARGS="-k kv" extra arguments for pytest or JupyterLab
 
 PYTHON ?= python3
 MODEL  ?= smollm2-135m
 BENCH  ?= all
 ARGS   ?=
 BIN    := .venv/bin
+# JupyterLab does not start for root, as in a container, without being told.
+ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab demo test lint bench nightly wheel
@@ -20,7 +22,7 @@ setup:  ## create .venv and install what the workbench needs
 
 lab: setup  ## open JupyterLab on the first notebook, with the default model fetched
 	@$(BIN)/workbench fetch $(MODEL) || echo "$(MODEL) cannot be had here; the notebooks also run on MODEL = \"tiny\"."
-	@cd notebooks && ../$(BIN)/jupyter lab 00_start.ipynb
+	@cd notebooks && ../$(BIN)/jupyter-lab 00_start.ipynb --LabApp.news_url=None $(ROOT_FLAG) $(ARGS)
 
 demo: setup  ## run the first notebook headless, print its results, write reports/00_start.html
 	@$(BIN)/workbench fetch $(MODEL)
