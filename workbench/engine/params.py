@@ -47,7 +47,7 @@ class SamplingParams:
         self._real("presence_penalty", -2.0, 2.0, "a number from -2 to 2 (0 is off)")
         self._real("frequency_penalty", -2.0, 2.0, "a number from -2 to 2 (0 is off)")
         self._whole("top_k", 0, "a whole number of at least 0 (0 is off)")
-        self._whole("max_tokens", 1, "a whole number of at least 1")
+        self._whole("max_tokens", 0, "a whole number of at least 0 (0 scores the prompt only)")
         self._whole("n", 1, "a whole number of at least 1")
         self._whole("seed", 0, "a whole number from 0 to 2**64 - 1", high=2**64 - 1)
         for name in ("logprobs", "prompt_logprobs"):

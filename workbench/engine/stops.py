@@ -1,4 +1,4 @@
-"""Where output ends: stop strings over streamed text, and end tokens and budgets inside a block of ids.
+"""Stop strings over streamed text.
 
 Text is emitted only when it can no longer be part of a stop string, so what a reader has seen is never
 taken back. Results do not depend on how the text was cut into pieces, nor on whether tokens came one
@@ -8,10 +8,8 @@ by one or as one accepted draft.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-
-from workbench.spec.events import FinishReason
 
 
 class Fed(NamedTuple):
@@ -70,17 +68,3 @@ class StopMatcher:
             if any(s.startswith(tail) for s in self.stops):
                 return n
         return 0
-
-
-def cut(tokens: Sequence[int], end_ids: Collection[int], budget: int) -> tuple[int, FinishReason | None]:
-    """How many of a step's tokens count, and why the output ends there (None: it goes on).
-
-    The first end token is kept and is the last one; at most ``budget`` tokens are kept. An end token that
-    is also the last of the budget is a *stop*. ``end_ids`` is empty when end tokens are ignored.
-    """
-    for i, token in enumerate(tokens[: max(budget, 0)]):
-        if token in end_ids:
-            return i + 1, "stop"
-    if len(tokens) >= budget:
-        return max(budget, 0), "length"
-    return len(tokens), None

@@ -1,0 +1,92 @@
+"""What sampling needs to know of a draft's nodes: their noise, their paths and their masks.
+
+All three follow from the sequence's committed ids and the node's own path, never from the step, the
+batch or other branches, so that a drafted token is judged exactly as if its path had been committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from workbench.engine.noise import Key, Stream, sample, uniform
+from workbench.engine.seams import DraftTree, LogitsMask
+from workbench.spec.errors import MaskError
+
+
+@dataclass(frozen=True)
+class PositionNoise:
+    """The noise of one sample of a request: the ``Sampler`` and ``Coin`` that ``Verify`` is given.
+
+    ``index`` is the sample's number; ``start`` the absolute position of the next token, that is the number
+    of committed ids. Depth 0 is the token drawn from the root's row.
+    """
+
+    seed: int
+    index: int
+    start: int
+
+    def token(self, law: Tensor, depth: int) -> int:
+        """Draw from ``law`` [V] what follows ``depth`` accepted tokens."""
+        return sample(law, self._key(depth, Stream.TOKEN))
+
+    def coin(self, depth: int, i: int) -> float:
+        """The ``i``-th acceptance coin, in [0, 1), of that place."""
+        return uniform(self._key(depth, Stream.COIN), i)
+
+    def draft(self, law: Tensor, depth: int) -> int:
+        """What a drafter draws from its ``law`` [V] there: another stream than the target's."""
+        return sample(law, self._key(depth, Stream.DRAFT))
+
+    def _key(self, depth: int, stream: Stream) -> Key:
+        return Key(self.seed, self.index, self.start + depth, stream)
+
+
+def row_paths(tree: DraftTree | None) -> list[tuple[int, ...]]:
+    """Drafted ids from the root to each row, its own included: n + 1 rows, the root (no ids) first."""
+    out: list[tuple[int, ...]] = [()]
+    if tree is not None:
+        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+            out.append((*out[parent + 1], token))
+    return out
+
+
+def row_masks(
+    mask: LogitsMask, tree: DraftTree | None, generated: Sequence[int]
+) -> tuple[list[Tensor | None], set[int]]:
+    """The mask of each row, and the *dead* rows at which nothing is allowed.
+
+    A node that its parent's mask forbids can never be accepted: neither it nor what hangs below it is
+    asked about, so a mask is never moved along ids its language lacks. A dead row is an error only once
+    the output gets there (:func:`check_alive`): a rejected draft may well run into one.
+    """
+    parents = (-1, *(p + 1 for p in tree.parents)) if tree is not None else (-1,)
+    masks: list[Tensor | None] = []
+    closed: set[int] = set()
+    dead: set[int] = set()
+    for row, (path, parent) in enumerate(zip(row_paths(tree), parents, strict=True)):
+        if row and (parent in closed or parent in dead or _forbids(masks[parent], path[-1])):
+            closed.add(row)
+            masks.append(None)
+            continue
+        allowed = mask.allowed(generated, path)
+        if allowed is not None and not bool(allowed.any()):
+            dead.add(row)
+            allowed = None
+        masks.append(allowed)
+    return masks, dead
+
+
+def check_alive(dead: Collection[int], path: Sequence[int] = ()) -> None:
+    """Raise :class:`MaskError` when the root or a node of the accepted ``path`` is a dead row."""
+    if any(row in dead for row in (0, *(node + 1 for node in path))):
+        raise MaskError(
+            "The mask allows no token at all at this position.",
+            hint="Let the mask allow an end token where its language ends.",
+        )
+
+
+def _forbids(mask: Tensor | None, token: int) -> bool:
+    return mask is not None and not bool(mask[token])

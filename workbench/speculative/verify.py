@@ -1,0 +1,97 @@
+"""Verification with the rule as an option; every choice leaves the target's output law unchanged.
+
+Temperature 0 always uses R1. *auto* takes R2 for drafts that were sampled (they carry their law q) and
+R3 for deterministic ones (n-gram, argmax, top-k). R4 works on any draft; on sampled ones it accepts
+less often than R2 (Σ p·q instead of Σ min(p, q)), in exchange for seeded output that equals the
+plain run's. Research page: rules R1 to R4 of speculative decoding; see ``rules.py`` for the papers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from workbench.engine.seams import Coin, DraftTree, Sampler, Verdict
+from workbench.spec.errors import OptionError
+from workbench.spec.technique import Claim, TechniqueSpec, option
+from workbench.speculative import rules
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of ``verify``."""
+
+    rule: str = option(
+        "auto",
+        choices=("auto", "r2", "r3", "r4"),
+        help="Acceptance rule above temperature 0: r2 for sampled drafts, r3 for deterministic ones, "
+        "r4 sample and match; auto picks r2 or r3 by draft.",
+    )
+
+
+SPEC = TechniqueSpec(
+    id="verify",
+    title="Exact verification",
+    family="speculative",
+    seam="verify",
+    kind="exact",
+    summary="Keeps drafted tokens so that the output law is the target's own: greedy match at temperature 0, "
+    "rejection sampling or matching with the position's own noise above it.",
+    paper="https://arxiv.org/abs/2211.17192",
+    stages=("verify",),
+    claims_slot=("verify",),
+    claims=(
+        Claim(
+            "2 to 2.5 times faster decoding without changing the distribution",
+            "Chinchilla 70B in a distributed setup, benchmark tasks, sampled drafts judged by R2",
+            "https://arxiv.org/abs/2302.01318",
+        ),
+    ),
+    default_on=True,
+)
+
+
+class ExactVerify:
+    """The ``verify`` seam for :class:`Config`; holds no state."""
+
+    name = "verify"
+    exact = True
+
+    def __init__(self, rule: str = "auto") -> None:
+        self.rule = rule
+
+    def greedy(self, tree: DraftTree, best: Sequence[int]) -> Verdict:
+        """R1; see :func:`workbench.speculative.rules.greedy`."""
+        return rules.greedy(tree, best)
+
+    def sampled(self, tree: DraftTree, p: Tensor, sample: Sampler, coin: Coin) -> Verdict:
+        """R2, R3 or R4; raises :class:`OptionError` when the chosen rule cannot judge the draft."""
+        if tree.tokens and self.rule_for(tree) == "r2":
+            return rules.rejection(tree, p, sample, coin)
+        return rules.match(tree, p, sample)
+
+    def rule_for(self, tree: DraftTree) -> str:
+        """The rule a draft is judged by above temperature 0, as recorded in ``DraftRecord.rule``."""
+        if self.rule == "auto":
+            return "r3" if tree.q is None else "r2"
+        if not tree.tokens:
+            return self.rule
+        if self.rule == "r2" and tree.q is None:
+            raise OptionError(
+                f"verify.rule = 'r2' needs the law each draft was drawn from; {tree.source} has none.",
+                hint="Choose auto or r3 for deterministic drafts.",
+            )
+        if self.rule == "r3" and tree.q is not None:
+            raise OptionError(
+                f"verify.rule = 'r3' is for deterministic drafts; {tree.source} samples its drafts.",
+                hint="Choose auto or r2, or r4 to match samples regardless of q.",
+            )
+        return self.rule
+
+
+def bind(config: Config, context: Any = None) -> ExactVerify:
+    """The verifier; nothing of the engine's context is needed."""
+    return ExactVerify(config.rule)
