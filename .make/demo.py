@@ -1,7 +1,8 @@
 """Run the first notebook headless, print its results and keep it as a page: `make demo`.
 
 Papermill runs it inside notebooks/, as a person would; what the cells tagged `result` display is printed, and
-the executed notebook is written to reports/ as .ipynb and .html.
+the executed notebook is written to reports/ as .ipynb and .html. The page holds its figures and plotly's
+script once, so it opens without a network; only equations are typeset by a script from the web.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import nbformat
 import papermill
+import plotly.io
 from nbconvert import HTMLExporter
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "notebooks" / "00_start.ipynb"
 REPORTS = ROOT / "reports"
+FIGURE = "application/vnd.plotly.v1+json"
 
 
 def main(model: str) -> int:
@@ -26,7 +29,8 @@ def main(model: str) -> int:
         str(NOTEBOOK), str(executed), parameters={"MODEL": model}, cwd=str(NOTEBOOK.parent), log_output=False
     )
     notebook = nbformat.read(executed, as_version=4)
-    page, _ = HTMLExporter(embed_images=True).from_notebook_node(notebook)
+    draw_figures(notebook)
+    page, _ = HTMLExporter(embed_images=True, require_js_url="").from_notebook_node(notebook)
     report = executed.with_suffix(".html")
     report.write_text(page, encoding="utf-8")
 
@@ -37,6 +41,20 @@ def main(model: str) -> int:
         print(f"{NOTEBOOK.name} has no cell tagged `result` that displays text", file=sys.stderr)
         return 1
     return 0
+
+
+def draw_figures(notebook: nbformat.NotebookNode) -> None:
+    """Give every plotly figure of the outputs an HTML form; the first one brings plotly's script along."""
+    script = True
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            figure = output.get("data", {}).get(FIGURE)
+            if figure is not None:
+                shown = {"data": figure.get("data", []), "layout": figure.get("layout", {})}
+                output.data["text/html"] = plotly.io.to_html(
+                    shown, full_html=False, include_plotlyjs=script, validate=False
+                )
+                script = False
 
 
 def shown_by(cell: nbformat.NotebookNode) -> list[str]:
