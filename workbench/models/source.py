@@ -93,4 +93,4 @@ def update_fingerprint(digest: hashlib._Hash, name: str, tensor: torch.Tensor) -
     """Feed one named tensor (name, dtype, shape, bytes in row-major order) into ``digest``."""
     digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
     flat = tensor.detach().contiguous().reshape(-1).cpu()
-    digest.update(memoryview(flat.view(torch.uint8).numpy()))
+    digest.update(flat.view(torch.uint8).numpy().data)

@@ -1,0 +1,176 @@
+"""One ragged decoder for every family: a flat loop over packed linears.
+
+All tokens of a step (prefill chunks, decodes, draft trees) are rows of one matrix; only attention,
+which the caller supplies, knows to which sequence a row belongs. The residual stream is float32
+(float64 for float64 weights). The class of numerics is the weight set's: *fast* uses the fewest
+operations, *pinned* gives a row the same bits whatever rows come with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from workbench.models.config import ModelConfig
+from workbench.models.norms import GATED, Norm, fast_norm, pinned_norm, pinned_rows
+from workbench.models.packed import LinearFn
+from workbench.models.rope import RopeTable, apply_rope
+from workbench.models.weightset import LayerWeights, WeightSet
+
+
+class Attend(Protocol):
+    """Writes K and V of a layer wherever they are kept, and attends."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Give [T, Hq * D] from scaled, rotated ``q`` [T, Hq, D], rotated ``k`` and ``v`` [T, Hkv, D]."""
+        ...
+
+
+@dataclass(frozen=True)
+class ForwardOut:
+    """``logits`` [R, V] and ``hidden`` [T, H] (after the final norm) in the residual dtype.
+
+    ``captured[i]`` [T, H] is the residual stream entering layer ``i``; ``i = num_layers`` is the
+    stream before the final norm.
+    """
+
+    logits: Tensor
+    hidden: Tensor
+    captured: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+class Decoder:
+    """A model bound to one weight set. Run it under ``torch.inference_mode``."""
+
+    def __init__(self, config: ModelConfig, weights: WeightSet) -> None:
+        self.config = config
+        self.weights = weights
+        dtype, device = weights.residual_dtype, weights.device
+        self._tables = {
+            kind: RopeTable(spec, config.head_dim, config.max_position, dtype, device)
+            for kind, spec in config.rope
+        }
+        self._pinned = weights.numerics == "pinned"
+        norm = pinned_norm if self._pinned else fast_norm
+        self._layers = [_bind(layer, norm, config.norm_eps) for layer in weights.layers]
+        self._final_norm = norm(weights.final_gain, config.norm_eps)
+        gated = GATED[config.activation]
+        self._gated: LinearFn = (lambda x: pinned_rows(gated, x)) if self._pinned else gated
+        # Scales q (not k) inside the rotation, which costs nothing per layer.
+        scale = torch.ones((1, config.num_heads + config.num_kv_heads, 1), dtype=dtype, device=device)
+        scale[:, : config.num_heads] = config.query_scale
+        self._head_scale = scale
+        root = torch.tensor(config.hidden_size**0.5, dtype=torch.float64).to(weights.dtype)
+        self._embed_scale = float(root) if config.scale_embedding else None
+
+    @property
+    def table_nbytes(self) -> int:
+        """Bytes of the rotary tables built so far."""
+        return sum(table.nbytes for table in self._tables.values())
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        *,
+        logits_rows: Tensor | None = None,
+        capture: Collection[int] = (),
+    ) -> ForwardOut:
+        """Run int64 ``ids`` [T] at int64 ``positions`` [T]; logits for ``logits_rows`` [R], or all rows.
+
+        ``capture`` names layers whose input is wanted. Raises ``PromptTooLong`` for a position beyond
+        the context limit.
+        """
+        hidden = self.embed(ids)
+        rotations = self._rotations(positions)
+        captured: dict[int, Tensor] = {}
+        for index, layer in enumerate(self._layers):
+            if index in capture:
+                captured[index] = hidden
+            hidden = self._layer(index, layer, hidden, rotations[self.config.layer_types[index]], attend)
+        if len(self._layers) in capture:
+            captured[len(self._layers)] = hidden
+        hidden = self._final_norm(hidden)
+        rows = hidden if logits_rows is None else hidden.index_select(0, logits_rows)
+        return ForwardOut(self.logits(rows), hidden, captured)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings [T, H] of int64 ``ids`` [T], scaled as the family asks."""
+        rows = F.embedding(ids, self.weights.embed).to(self.weights.residual_dtype)
+        return rows if self._embed_scale is None else rows * self._embed_scale
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [R, V] of hidden rows [R, H] that passed the final norm."""
+        logits = self.weights.head.fn(hidden)
+        cap = self.config.final_softcap
+        if cap is None:
+            return logits
+        if self._pinned:  # a row alone: tanh rounds differently at the end of a vector
+            return torch.cat([torch.tanh(row / cap) * cap for row in torch.split(logits, 1)])
+        return torch.tanh(logits / cap) * cap
+
+    def _rotations(self, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Cosines and signed sines [T, Hq + Hkv, D] of each rotary embedding, query scale included."""
+        highest = int(positions.max())
+        rotations = {}
+        for kind, table in self._tables.items():
+            cos, sin = table.gather(positions, highest)
+            rotations[kind] = (cos[:, None] * self._head_scale, sin[:, None] * self._head_scale)
+        return rotations
+
+    def _layer(
+        self, index: int, layer: _Layer, hidden: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend
+    ) -> Tensor:
+        config = self.config
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        qkv = layer.qkv(layer.attn_norm(hidden)).view(-1, heads + 2 * kv_heads, config.head_dim)
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if layer.qk_norm is not None:
+            qk = layer.qk_norm(qk)
+        qk = apply_rope(qk, *rotation)
+        out = layer.o(attend(index, qk[:, :heads], qk[:, heads:], v))
+        if layer.attn_out_norm is not None:
+            out = layer.attn_out_norm(out)
+        hidden = hidden + out
+        out = layer.down(self._gated(layer.gate_up(layer.mlp_norm(hidden))))
+        if layer.mlp_out_norm is not None:
+            out = layer.mlp_out_norm(out)
+        return hidden + out
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The closures of one layer, in the order they run."""
+
+    attn_norm: Norm
+    qkv: LinearFn
+    qk_norm: Norm | None
+    o: LinearFn
+    attn_out_norm: Norm | None
+    mlp_norm: Norm
+    gate_up: LinearFn
+    down: LinearFn
+    mlp_out_norm: Norm | None
+
+
+def _bind(layer: LayerWeights, norm: Callable[[Tensor, float], Norm], eps: float) -> _Layer:
+    def optional(gain: Tensor | None) -> Norm | None:
+        return None if gain is None else norm(gain, eps)
+
+    return _Layer(
+        attn_norm=norm(layer.attn_gain, eps),
+        qkv=layer.qkv.fn,
+        qk_norm=optional(layer.qk_gain),
+        o=layer.o.fn,
+        attn_out_norm=optional(layer.attn_out_gain),
+        mlp_norm=norm(layer.mlp_gain, eps),
+        gate_up=layer.gate_up.fn,
+        down=layer.down.fn,
+        mlp_out_norm=optional(layer.mlp_out_gain),
+    )

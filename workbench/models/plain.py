@@ -1,0 +1,64 @@
+"""The pack of unquantised weight sets: float64, float32 and 16-bit.
+
+A 16-bit weight set stores one value per weight, exact in bfloat16 and in float16 alike, so that the
+kernels may be mixed. Layer linears take bfloat16 activations and return sums rounded to bfloat16;
+the head returns float32, because logits rounded to bfloat16 tie.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from workbench.models import packed
+from workbench.models.packed import PackedLinear
+from workbench.models.weightset import HEAD, Numerics, Pack
+from workbench.spec.errors import OptionError
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+_HALF_MAX = 65_504.0
+
+
+def plain_pack(dtype: torch.dtype, numerics: Numerics = "fast", device: torch.device | str = "cpu") -> Pack:
+    """The pack for one dtype and numerics class. Raises ``OptionError`` for any other dtype."""
+    if dtype not in DTYPES:
+        raise OptionError(f"Weights cannot be held as {dtype}.", hint="Use float64, float32 or bfloat16.")
+    pinned, target = numerics == "pinned", torch.device(device)
+    onednn = target.type == "cpu" and torch._C._has_mkldnn
+
+    def pack(name: str, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        if dtype is not torch.bfloat16:
+            weight, bias = weight.to(target, dtype), None if bias is None else bias.to(target, dtype)
+            # The head stays dense: it then shares the storage of a tied embedding.
+            if dtype is torch.float32 and onednn and name != HEAD:
+                return packed.onednn_float32(weight, bias, pinned=pinned)
+            return packed.dense(weight, bias, pinned=pinned)
+        weight = sixteen_bit(weight).to(target)
+        bias = None if bias is None else bias.to(target, torch.bfloat16)
+        if name == HEAD and target.type == "cpu" and _fbgemm() and fits_float16(weight):
+            return packed.fbgemm_float16(weight, bias)
+        if onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return packed.onednn_bfloat16(weight, bias)
+        return packed.bfloat16_dense(weight, bias, pinned=pinned)
+
+    return pack
+
+
+def sixteen_bit(weight: Tensor) -> Tensor:
+    """Round to bfloat16 values that float16 holds too; float16 only drops bits of |w| < 6.1e-5.
+
+    Weights beyond float16's range keep their bfloat16 value.
+    """
+    rounded = weight.to(torch.bfloat16)
+    if not fits_float16(rounded):
+        return rounded
+    return rounded.to(torch.float16).to(torch.bfloat16)
+
+
+def fits_float16(weight: Tensor) -> bool:
+    """Whether every |w| is at most 65504."""
+    return weight.numel() == 0 or bool(weight.abs().max() <= _HALF_MAX)
+
+
+def _fbgemm() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines
