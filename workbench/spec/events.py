@@ -48,7 +48,7 @@ class DraftRecord:
     emitted: int
     source: str
     rule: str
-    expected_acceptance: float | None = None
+    expected: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

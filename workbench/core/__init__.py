@@ -1,0 +1,1 @@
+"""Catalogue, planning, sessions, jobs and measuring: what turns recipes into runs."""

@@ -1,0 +1,185 @@
+"""From a plan to a running engine: binds techniques to seams and sizes the KV pool.
+
+Nothing is decided here; everything was decided in the plan. Rebuilding an engine for another recipe
+reuses the decoder of the weight set that stays, so a toggle never recompiles or repacks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from workbench.core import catalog
+from workbench.core.plan import BindContext
+from workbench.engine.engine import Engine
+from workbench.engine.executor import Executor
+from workbench.engine.kv import KVCache
+from workbench.engine.scheduler import Scheduler
+from workbench.engine.seams import AttentionOp, KVCodec, PageGeometry
+from workbench.engine.store import PageStore
+from workbench.engine.text import MakeStream
+from workbench.kv.plain import PlainCodec
+from workbench.models.config import ModelConfig
+from workbench.models.decoder import Decoder
+from workbench.models.plain import plain_pack
+from workbench.models.progress import Cancel, Progress
+from workbench.models.source import Source
+from workbench.models.weightset import Pack, WeightSet, build_weight_set
+from workbench.spec.plan import Plan
+from workbench.spec.recipe import Recipe
+
+
+def context_of(plan: Plan, config: ModelConfig) -> BindContext:
+    """What the plan's techniques may know when they bind."""
+    return BindContext(
+        config=config,
+        dtype=getattr(torch, plan.dtype),
+        numerics=plan.numerics,
+        device=torch.device(plan.device),
+        page_size=plan.page_size,
+    )
+
+
+def weights_key(plan: Plan) -> tuple[str, str, str, str, str]:
+    """What a weight set depends on: two plans with equal keys share one."""
+    weights = [u for u in plan.recipe if catalog.get(u.id).spec.seam == "weights"]
+    return plan.model, plan.dtype, plan.numerics, plan.device, Recipe(tuple(weights)).key
+
+
+def build_weights(
+    plan: Plan, source: Source, progress: Progress | None = None, cancel: Cancel | None = None
+) -> WeightSet:
+    """Pack the plan's weight set; cancellable between layers, progress per layer."""
+    dtype = getattr(torch, plan.dtype)
+    method = _bound(plan, "weights", source.config)
+
+    def tell(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done / total, f"packing weights, layer {done} of {total}")
+
+    pack: Pack
+    if method is None:
+        pack = plain_pack(dtype, plan.numerics, plan.device)
+    else:
+
+        def pack(name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            return method.pack(name, weight, bias, dtype=dtype, numerics=plan.numerics, device=plan.device)
+
+    return build_weight_set(
+        source,
+        pack,
+        dtype,
+        plan.numerics,
+        tell,
+        cancel,
+        method=method.name if method is not None else "plain",
+        device=plan.device,
+    )
+
+
+def attention_op(plan: Plan, config: ModelConfig) -> AttentionOp:
+    """The plan's attention form, or the default one for its numerics class."""
+    sdpa = catalog.get("sdpa")
+    op: AttentionOp = _bound(plan, "attention", config) or sdpa.bind(sdpa.configure({}), context_of(plan, config))
+    return op
+
+
+def kv_key(plan: Plan) -> tuple[object, ...]:
+    """What the KV cache depends on: two plans with equal keys can share one, cached pages included."""
+    seams = ("pages", "prefix", "kv_codec", "kv_selector", "attention")
+    uses = tuple(u for u in plan.recipe if catalog.get(u.id).spec.seam in seams)
+    return weights_key(plan), Recipe(uses).key, plan.page_size, plan.limits
+
+
+def build_kv(plan: Plan, decoder: Decoder) -> KVCache:
+    """Page stores (one per KV group), pools and prefix index, all empty."""
+    config, dtype = decoder.config, getattr(torch, plan.dtype)
+    plain = PlainCodec(dtype)
+    codec: KVCodec = _bound(plan, "kv_codec", config) or plain
+    pages = -(-plan.limits.kv_pool_tokens // plan.page_size)
+    stores = [
+        PageStore(
+            codec,
+            plain,
+            PageGeometry(
+                layers=len(group.layers),
+                kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                page_size=plan.page_size,
+                pages=pages,
+                dtype=dtype,
+                device=torch.device(plan.device),
+            ),
+        )
+        for group in config.kv_groups
+    ]
+    return KVCache(
+        stores,
+        pages=pages,
+        page_size=plan.page_size,
+        namespace=namespace(plan, decoder.weights, codec, attention_op(plan, config).name),
+        index=_bound(plan, "prefix", config),
+        reserve=0 if "paged" in plan.provides else plan.limits.max_context,
+    )
+
+
+def build_engine(
+    plan: Plan, decoder: Decoder, kv: KVCache, make_stream: MakeStream | None, eos_ids: tuple[int, ...]
+) -> Engine:
+    """An idle engine for the plan on an existing (idle) KV cache."""
+    config, codec, op = decoder.config, kv.stores[0].codec, attention_op(plan, decoder.config)
+    budget = _bound(plan, "scheduler", config)
+    scheduler = Scheduler(
+        kv,
+        max_sequences=plan.limits.max_sequences,
+        max_batch_tokens=budget if budget is not None else plan.limits.max_batch_tokens,
+        boundary=_page_end(plan.page_size) if codec.grain == "page" else None,
+    )
+    drafter = _bound(plan, "drafter", config)
+    verify = None
+    if drafter is not None:
+        rule = catalog.get("verify")
+        verify = _bound(plan, "verify", config) or rule.bind(rule.configure({}), context_of(plan, config))
+    path = (f"attention:{op.name}", f"kv:{codec.key}", *(f"linear:{k}" for k in decoder.weights.kernels()))
+    return Engine(
+        Executor(decoder, kv.stores, op),
+        kv,
+        scheduler,
+        context=plan.limits.max_context,
+        eos_ids=eos_ids,
+        drafter=drafter,
+        max_draft=drafter.max_draft if drafter is not None else 0,
+        verify=verify,
+        make_stream=make_stream,
+        static_bytes={"weights": decoder.weights.nbytes() + decoder.table_nbytes},
+        path=path + ((f"draft:{drafter.name}",) if drafter is not None else ()),
+    )
+
+
+def namespace(plan: Plan, weights: WeightSet, codec: KVCodec, attention: str) -> bytes:
+    """Digest of everything but tokens and salt that shapes a cache entry (law 4)."""
+    parts = (
+        weights.fingerprint,
+        "/".join(weights_key(plan)),
+        codec.key,
+        attention,
+        plan.numerics,
+        plan.dtype,
+        str(plan.page_size),
+    )
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).digest()
+
+
+def _bound(plan: Plan, seam: str, config: Any) -> Any:
+    """The plan's technique on a seam, bound; None when the seam is left to the engine."""
+    for use in plan.recipe:
+        technique = catalog.get(use.id)
+        if technique.spec.seam == seam:
+            return technique.bind(plan.configs[use.id], context_of(plan, config))
+    return None
+
+
+def _page_end(page_size: int) -> Any:
+    return lambda position: (position // page_size + 1) * page_size

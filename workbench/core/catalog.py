@@ -1,0 +1,106 @@
+"""The catalogue: one line per technique, imported only when it is asked for.
+
+Adding a technique is its file and one line here. Panel, CLI, README table, compatibility matrix and
+contract tests are derived from what this module returns.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from workbench.spec.errors import OptionError, UnknownTechnique
+from workbench.spec.recipe import Recipe, Use
+from workbench.spec.technique import Option, Scalar, TechniqueSpec, make_config, options_of
+
+MODULES: dict[str, str] = {
+    "paged": "workbench.engine.techniques.paged",
+    "prefix_cache": "workbench.engine.techniques.prefix_cache",
+    "chunked_prefill": "workbench.engine.techniques.chunked_prefill",
+    "reference": "workbench.attention.reference",
+    "sdpa": "workbench.attention.sdpa",
+    "kv_fp8": "workbench.kv.kv_fp8",
+    "kv_int8": "workbench.kv.kv_int8",
+    "kivi": "workbench.kv.kivi",
+    "ngram": "workbench.speculative.ngram",
+    "verify": "workbench.speculative.verify",
+    "rtn": "workbench.quant.rtn",
+}
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A technique of the catalogue: its spec, its options, and how it binds to its seam."""
+
+    spec: TechniqueSpec
+    config: type
+    bind: Callable[[Any, Any], Any]
+
+    @property
+    def id(self) -> str:
+        """The technique's id."""
+        return self.spec.id
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Its options, in field order."""
+        return options_of(self.config)
+
+    @property
+    def installed(self) -> bool:
+        """False when the optional package it needs is not there."""
+        return not self.spec.package or importlib.util.find_spec(self.spec.package) is not None
+
+    @property
+    def install_line(self) -> str:
+        """The command that brings the optional package, or an empty string."""
+        return f"pip install 'inference-workbench[{self.spec.extra}]'" if self.spec.extra else ""
+
+    def configure(self, options: dict[str, Scalar]) -> Any:
+        """Its config from untrusted options; raises :class:`OptionError`."""
+        return make_config(self.config, options, self.id)
+
+
+@cache
+def get(technique_id: str) -> Technique:
+    """The technique of that id. Raises :class:`UnknownTechnique` with the ids that come close."""
+    module_name = MODULES.get(technique_id)
+    if module_name is None:
+        close = difflib.get_close_matches(technique_id, MODULES, n=3)
+        hint = f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(MODULES)}."
+        raise UnknownTechnique(f"There is no technique {technique_id!r}.", hint=hint)
+    module = importlib.import_module(module_name)
+    return Technique(module.SPEC, module.Config, module.bind)
+
+
+def all_techniques() -> tuple[Technique, ...]:
+    """Every technique, in catalogue order."""
+    return tuple(get(i) for i in MODULES)
+
+
+def normalise(recipe: Recipe) -> Recipe:
+    """The recipe with every option checked, in its own type, and left out where it is the default.
+
+    Raises :class:`UnknownTechnique` and :class:`OptionError`; two recipes that mean the same become equal.
+    """
+    uses = []
+    for use in recipe:
+        technique = get(use.id)
+        config = technique.configure(dict(use.options))
+        kept = {o.name: getattr(config, o.name) for o in technique.options}
+        uses.append(Use.of(use.id, **{o.name: kept[o.name] for o in technique.options if kept[o.name] != o.default}))
+    return Recipe(tuple(uses))
+
+
+def check_options(use: Use) -> str | None:
+    """What is wrong with a use's options, in one sentence, or None."""
+    try:
+        get(use.id).configure(dict(use.options))
+    except OptionError as err:
+        return str(err)
+    return None

@@ -1,0 +1,222 @@
+"""Planning: does a recipe fit together, the model and the device, and what was negotiated for it.
+
+The only place that knows whether techniques compose. Techniques state slots, needs, provides and
+conflicts as data; this module compares them and answers with a :class:`Plan` or with
+:class:`Conflict` s whose remedy is a sentence for a person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from workbench.core import catalog
+from workbench.models.config import ModelConfig
+from workbench.spec.errors import OptionError, PlanError
+from workbench.spec.plan import Conflict, DType, EngineLimits, Numerics, Plan
+from workbench.spec.recipe import Recipe, Use
+
+DEFAULT_PAGE = 64
+DEFAULT_CONTEXT = 2048
+
+_SLOTS = {
+    "kv_format": "one KV format at a time",
+    "kv_allocation": "one way to allocate KV",
+    "weights": "one weight format at a time",
+    "drafter": "one drafter at a time",
+    "attention": "one attention form at a time",
+    "prefix_index": "one prefix index at a time",
+    "token_budget": "one token budget",
+    "verify": "one verification rule",
+}
+_NEEDS = {
+    "paged": "Switch on paged: pages can only be shared when they are allocated on demand.",
+    "drafter": "Switch on a drafter: without drafts there is nothing to verify.",
+}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What planning must know of a model; no weights needed."""
+
+    name: str
+    config: ModelConfig
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class BindContext:
+    """What a technique's ``bind`` may know."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    numerics: Numerics
+    device: torch.device
+    page_size: int
+
+
+def plan(
+    recipe: Recipe,
+    model: ModelFacts,
+    *,
+    device: str = "cpu",
+    dtype: DType = "bfloat16",
+    numerics: Numerics = "fast",
+    limits: EngineLimits | None = None,
+) -> Plan | list[Conflict]:
+    """The plan of a recipe, or every conflict that prevents one.
+
+    Raises :class:`UnknownTechnique` or :class:`OptionError` when the recipe itself cannot be read.
+    """
+    recipe = catalog.normalise(recipe)
+    techniques = [catalog.get(u.id) for u in recipe]
+    configs = {u.id: t.configure(dict(u.options)) for u, t in zip(recipe, techniques, strict=True)}
+    provides = {p for t in techniques for p in t.spec.provides}
+    conflicts = [c for t in techniques for c in _own_conflicts(t, provides, set(configs), device)]
+    conflicts += _slot_conflicts(techniques)
+    limits = _fit_limits(limits or EngineLimits(), model.config)
+    page_size, page_conflicts = _page_size(configs, model.config, dtype, numerics, device)
+    conflicts += page_conflicts
+    if conflicts:
+        return conflicts
+    kinds = {t.spec.kind for t in techniques}
+    kind: Literal["exact", "lossy", "simulated"] = (
+        "simulated" if "simulated" in kinds else "lossy" if "lossy" in kinds else "exact"
+    )
+    return Plan(
+        recipe=recipe,
+        model=model.name,
+        model_fingerprint=model.fingerprint,
+        device=device,
+        dtype=dtype,
+        numerics=numerics,
+        page_size=page_size,
+        limits=limits,
+        kind=kind,
+        provides=tuple(sorted(provides)),
+        notes=_notes(configs, limits, page_size),
+        configs=configs,
+    )
+
+
+def require(result: Plan | list[Conflict]) -> Plan:
+    """The plan, or :class:`PlanError` carrying the conflicts."""
+    if isinstance(result, Plan):
+        return result
+    raise PlanError(
+        "The recipe does not fit: " + "; ".join(str(c) for c in result), conflicts=tuple(result)
+    )
+
+
+def why_not(recipe: Recipe, technique_id: str, model: ModelFacts, **where: Any) -> list[Conflict]:
+    """What stands against switching a technique on in addition to a recipe; empty when nothing does."""
+    result = plan(recipe.with_(Use(technique_id)), model, **where)
+    return [] if isinstance(result, Plan) else result
+
+
+def matrix(model: ModelFacts, **where: Any) -> dict[tuple[str, str], list[Conflict]]:
+    """The compatibility matrix: every pair of techniques, with what each needs switched on as well."""
+    out = {}
+    ids = list(catalog.MODULES)
+    for i, first in enumerate(ids):
+        for second in ids[i + 1 :]:
+            out[first, second] = pair_conflicts(first, second, model, **where)
+    return out
+
+
+def pair_conflicts(first: str, second: str, model: ModelFacts, **where: Any) -> list[Conflict]:
+    """Conflicts between two techniques once everything either of them needs is switched on."""
+    result = plan(pair_recipe(first, second), model, **where)
+    return [] if isinstance(result, Plan) else result
+
+
+def pair_recipe(*ids: str) -> Recipe:
+    """A recipe of these techniques and of providers for what they need."""
+    uses = list(ids)
+    for technique_id in ids:
+        for need in catalog.get(technique_id).spec.needs:
+            if not any(need in catalog.get(u).spec.provides for u in uses):
+                provider = next((t.id for t in catalog.all_techniques() if need in t.spec.provides), None)
+                if provider is not None:
+                    uses.append(provider)
+    return Recipe.of(*uses)
+
+
+def _own_conflicts(
+    technique: catalog.Technique, provides: Collection[str], present: Collection[str], device: str
+) -> list[Conflict]:
+    spec, out = technique.spec, []
+    if not technique.installed:
+        remedy = f"{spec.title} needs the package {spec.package}: {technique.install_line}"
+        out.append(Conflict(spec.id, "install", spec.package, remedy))
+    kind = torch.device(device).type
+    if kind not in spec.backends:
+        out.append(Conflict(spec.id, "device", kind, f"{spec.title} runs on {' or '.join(spec.backends)} only."))
+    for need in spec.needs:
+        if need not in provides:
+            out.append(Conflict(spec.id, "engine", need, _NEEDS.get(need, f"{spec.title} needs {need}.")))
+    for other, remedy in spec.conflicts.items():
+        if other in present:
+            out.append(Conflict(spec.id, other, "each other", remedy))
+    return out
+
+
+def _slot_conflicts(techniques: list[catalog.Technique]) -> list[Conflict]:
+    out = []
+    for i, first in enumerate(techniques):
+        for second in techniques[i + 1 :]:
+            for slot in set(first.spec.claims_slot) & set(second.spec.claims_slot):
+                rule = _SLOTS.get(slot, f"one technique for {slot}")
+                out.append(Conflict(second.id, first.id, slot, f"There is {rule}: switch off {first.spec.title} first."))
+    return out
+
+
+def _page_size(
+    configs: dict[str, Any], model: ModelConfig, dtype: DType, numerics: Numerics, device: str
+) -> tuple[int, list[Conflict]]:
+    """The page size every codec can work with; what ``paged`` asks for must be among them."""
+    asked = configs["paged"].page_size if "paged" in configs else 0
+    size = asked or DEFAULT_PAGE
+    context = BindContext(model, getattr(torch, dtype), numerics, torch.device(device), size)
+    out: list[Conflict] = []
+    for technique_id, config in configs.items():
+        technique = catalog.get(technique_id)
+        if technique.spec.seam != "kv_codec":
+            continue
+        try:
+            sizes = technique.bind(config, context).page_sizes(model.head_dim)
+        except OptionError as err:
+            out.append(Conflict(technique_id, "model", "head size", str(err)))
+            continue
+        if sizes is None or size in sizes:
+            continue
+        if asked:
+            wanted = " or ".join(map(str, sizes))
+            remedy = f"Set the page size of paged to {wanted}, or to 0 and let the plan choose."
+            out.append(Conflict(technique_id, "paged", "page size", remedy))
+        size = sizes[0]
+    return size, out
+
+
+def _fit_limits(limits: EngineLimits, model: ModelConfig) -> EngineLimits:
+    """Context limits that the model has, and a pool that holds at least one full context."""
+    context = min(limits.max_context or min(model.max_position, DEFAULT_CONTEXT), model.max_position)
+    if limits.max_context > model.max_position:
+        raise OptionError(
+            f"max_context = {limits.max_context} is more than the model's {model.max_position} positions.",
+            hint=f"Choose at most {model.max_position}.",
+        )
+    for name in ("kv_pool_tokens", "max_sequences"):
+        if getattr(limits, name) < 1:
+            raise OptionError(f"{name} = {getattr(limits, name)} must be at least 1.")
+    return replace(limits, max_context=context)
+
+
+def _notes(configs: dict[str, Any], limits: EngineLimits, page_size: int) -> tuple[str, ...]:
+    notes = [f"pages of {page_size} tokens, pool of {limits.kv_pool_tokens} tokens per KV group"]
+    if "paged" not in configs:
+        notes.append(f"contiguous caches: each sequence reserves {limits.max_context} slots at admission")
+    return tuple(notes)

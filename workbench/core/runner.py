@@ -1,0 +1,151 @@
+"""A request job: prompts in, events collected while the engine works on them, one run out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from workbench.core.jobs import Job
+from workbench.core.report import Collected, Output, build_run
+from workbench.engine.engine import Engine
+from workbench.engine.params import SamplingParams
+from workbench.engine.seams import LogitsMask
+from workbench.engine.sequence import Request
+from workbench.models.chat import Message
+from workbench.models.tokenizer import Tokenizer
+from workbench.spec.errors import RequestError, WorkbenchError
+from workbench.spec.events import Event, JobState, RequestEvent, StepEvent
+from workbench.spec.plan import Plan
+
+
+@dataclass(frozen=True)
+class Requested:
+    """One prompt as it was asked for: its text, its ids, its sampling."""
+
+    text: str
+    ids: tuple[int, ...]
+    params: SamplingParams
+    mask: LogitsMask | None = None
+    salt: str = ""
+    notices: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        prompt: str | Sequence[int] | Sequence[Message],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        mask: LogitsMask | None = None,
+        salt: str = "",
+    ) -> Requested:
+        """Text is encoded as it is, a list of messages through the chat template, ids are taken as they are."""
+        if isinstance(prompt, str):
+            return cls(prompt, tuple(tokenizer.encode(prompt)), params, mask, salt)
+        if prompt and isinstance(prompt[0], dict):
+            chat = tokenizer.chat(prompt)  # type: ignore[arg-type]
+            notices = (chat.fallback.notice,) if chat.fallback is not None else ()
+            return cls(chat.text, tuple(chat.ids), params, mask, salt, notices)
+        ids = tuple(int(t) for t in prompt)  # type: ignore[arg-type, call-overload]
+        known = [t for t in ids if 0 <= t < tokenizer.vocab_size]
+        return cls(tokenizer.decode(known, skip_special=False), ids, params, mask, salt)
+
+
+@dataclass
+class _Part:
+    """One prompt of a job: its request id and what came of it, per sample."""
+
+    request_id: str
+    requested: Requested
+    outputs: list[Output] = field(default_factory=list)
+
+    @property
+    def open(self) -> bool:
+        return any(o.finish is None for o in self.outputs)
+
+
+class RequestJob(Job):
+    """A batch of prompts on its way through the engine."""
+
+    def __init__(
+        self, requested: Sequence[Requested], label: str, notify: Callable[[Event], None], session: Any
+    ) -> None:
+        super().__init__("request", label, notify)
+        self.requested = list(requested)
+        self.profile: str = session.profile
+        self.added = False
+        self.submitted = perf_counter()
+        self._parts = [_Part(f"{self.id}/{i}", r) for i, r in enumerate(self.requested)]
+        self._by_id = {p.request_id: p for p in self._parts}
+        self._steps: list[StepEvent] = []
+        self._plan: Plan | None = None
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Engine ids of its requests, in order of the prompts."""
+        return list(self._by_id)
+
+    @property
+    def text(self) -> str:
+        """Text of the first output so far."""
+        return self._parts[0].outputs[0].text if self._parts and self._parts[0].outputs else ""
+
+    # -- called by the worker -----------------------------------------------------------------------
+
+    def add_to(self, engine: Engine, plan: Plan) -> None:
+        """Hand the prompts to the engine; one that cannot be served fails alone."""
+        self.start()
+        self.added, self._plan = True, plan
+        for part in self._parts:
+            r = part.requested
+            part.outputs = [Output(prompt=r.text, prompt_ids=r.ids, sample=i) for i in range(r.params.n)]
+            try:
+                engine.add(Request(part.request_id, r.ids, r.params, r.mask, r.salt))
+            except RequestError as err:
+                if len(self._parts) == 1:
+                    raise
+                for out in part.outputs:
+                    out.finish, out.error = "error", err.to_dict()
+
+    def take(self, step: StepEvent | None, events: Sequence[RequestEvent]) -> None:
+        """Collect what a step brought; events of other jobs are ignored."""
+        if step is not None:
+            self._steps.append(step)
+        for event in events:
+            part = self._by_id.get(event.request_id)
+            if part is not None:
+                part.outputs[event.sample].take(event)
+        total = sum(r.params.max_tokens * r.params.n for r in self.requested)
+        self.progress(sum(len(o.tokens) for p in self._parts for o in p.outputs), total, "tokens")
+
+    @property
+    def complete(self) -> bool:
+        """True when every output has ended."""
+        return self.added and not any(p.open for p in self._parts)
+
+    def close(self, engine: Engine | None, state: JobState, error: WorkbenchError | None = None) -> None:
+        """End the job with the run of what it has; its open requests are aborted."""
+        if engine is not None and self.added:
+            for part in self._parts:
+                prompt_logprobs = [dict(s.prompt_logprobs) for s in engine.sequences(part.request_id)]
+                for out, scores in zip(part.outputs, prompt_logprobs, strict=False):
+                    out.prompt_logprobs = scores
+                if part.open:
+                    self.take(None, engine.abort(part.request_id))
+        if error is not None and self._plan is None:
+            self.fail(error)
+            return
+        self.finish(self._run(engine, state, error), state)
+
+    def _run(self, engine: Engine | None, state: JobState, error: WorkbenchError | None) -> Any:
+        outputs = [o for p in self._parts for o in p.outputs]
+        collected = Collected(
+            outputs=outputs,
+            steps=self._steps,
+            submitted=self.submitted,
+            seed=self.requested[0].params.seed if self.requested else 0,
+            notices=tuple(dict.fromkeys(n for r in self.requested for n in r.notices)),
+        )
+        memory = engine.memory() if engine is not None else {}
+        return build_run(collected, self._plan, state, self.profile, memory, error)

@@ -1,0 +1,140 @@
+"""What the worker owns: weight sets, decoder, KV cache, engine, and the jobs running on them.
+
+At most two weight sets stay resident, so that toggling between two is free; KV pages survive a change
+that does not touch what shaped them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from typing import Any
+
+from workbench.core.build import build_engine, build_kv, build_weights, kv_key, weights_key
+from workbench.core.jobs import CancelToken, Job
+from workbench.core.runner import RequestJob
+from workbench.engine.engine import Engine
+from workbench.engine.kv import KVCache
+from workbench.models.decoder import Decoder
+from workbench.models.progress import Progress
+from workbench.models.source import Source
+from workbench.models.tokenizer import Tokenizer
+from workbench.spec.errors import Cancelled, WorkbenchError
+from workbench.spec.events import Event
+from workbench.spec.plan import Plan
+
+RESIDENT_WEIGHT_SETS = 2
+
+
+class EngineState:
+    """Touched by the worker thread only."""
+
+    def __init__(self, source: Source, tokenizer: Tokenizer) -> None:
+        self.source = source
+        self.tokenizer = tokenizer
+        self.plan: Plan | None = None
+        self.engine: Engine | None = None
+        self.jobs: list[RequestJob] = []
+        self._decoders: OrderedDict[tuple[str, ...], Decoder] = OrderedDict()
+        self._kv: tuple[tuple[object, ...], KVCache] | None = None
+        self._task: tuple[Job, Generator[None, None, Any]] | None = None
+
+    def rebuild(self, plan: Plan, progress: Progress | None, cancel: CancelToken) -> None:
+        """Make the engine of ``plan``, keeping every part that its recipe does not change.
+
+        If anything fails, the engine that ran before is still there.
+        """
+        decoder = self._decoder(plan, progress, cancel)
+        key = kv_key(plan)
+        if self._kv is not None and self._kv[0] == key:
+            kv = self._kv[1]
+        else:
+            if self._kv is not None and self.plan is not None and weights_key(self.plan) == weights_key(plan):
+                self._kv, self.engine = None, None  # free the old pool before the new one is made
+            kv = build_kv(plan, decoder)
+        engine = build_engine(plan, decoder, kv, self.tokenizer.stream, self.tokenizer.eos_ids)
+        self._kv, self.engine, self.plan = (key, kv), engine, plan
+
+    def advance(self, emit: Callable[[Event], None]) -> None:
+        """One engine step for all request jobs, then hand out and report what happened."""
+        engine, plan = self.engine, self.plan
+        if engine is None or plan is None:
+            self.fail_all(WorkbenchError("No engine could be built for this recipe.", hint="Apply another recipe."))
+            return
+        self._add_and_cancel(engine, plan)
+        if engine.has_work:
+            try:
+                step, events = engine.step()
+            except BaseException as err:
+                engine.reset()
+                self.fail_all(err)
+                return
+            for job in self.jobs:
+                job.take(step, events)
+            for event in events:
+                emit(event)
+            emit(step)
+        for job in [j for j in self.jobs if j.complete]:
+            self.jobs.remove(job)
+            job.close(engine, "done")
+
+    def _add_and_cancel(self, engine: Engine, plan: Plan) -> None:
+        for job in list(self.jobs):
+            if job.token():
+                self.jobs.remove(job)
+                job.close(engine, "cancelled")
+            elif not job.added:
+                try:
+                    job.add_to(engine, plan)
+                except WorkbenchError as err:
+                    self.jobs.remove(job)
+                    job.fail(err)
+
+    def advance_task(self, job: Job, work: Callable[[Job, Engine], Generator[None, None, Any]]) -> bool:
+        """One unit of a task; True when it has ended."""
+        try:
+            if job.token():
+                raise Cancelled(f"{job.label} was cancelled.")
+            if self._task is None or self._task[0] is not job:
+                job.start()
+                if self.engine is None:
+                    raise WorkbenchError("No engine could be built for this recipe.")
+                self._task = (job, work(job, self.engine))
+            next(self._task[1])
+            return False
+        except StopIteration as end:
+            job.finish(end.value)
+        except BaseException as err:  # noqa: BLE001 - becomes the job's error
+            if self._task is not None:
+                self._task[1].close()
+            job.fail(err)
+        self._task = None
+        return True
+
+    def supersede(self) -> None:
+        """The recipe changes: running requests end with what they have."""
+        jobs, self.jobs = self.jobs, []
+        for job in jobs:
+            job.close(self.engine, "superseded")
+
+    def fail_all(self, error: BaseException) -> None:
+        """An exception inside a step: every running job ends with it, the next run starts clean."""
+        jobs, self.jobs = self.jobs, []
+        for job in jobs:
+            job.fail(error)
+
+    def free(self) -> None:
+        """Drop model, cache and engine."""
+        self.jobs, self.engine, self.plan, self._kv, self._task = [], None, None, None, None
+        self._decoders.clear()
+
+    def _decoder(self, plan: Plan, progress: Progress | None, cancel: CancelToken) -> Decoder:
+        key = weights_key(plan)
+        decoder = self._decoders.get(key)
+        if decoder is None:
+            while len(self._decoders) >= RESIDENT_WEIGHT_SETS:
+                self._decoders.popitem(last=False)
+            decoder = Decoder(self.source.config, build_weights(plan, self.source, progress, cancel))
+            self._decoders[key] = decoder
+        self._decoders.move_to_end(key)
+        return decoder

@@ -1,0 +1,319 @@
+"""One engine step: schedule → draft → prepare → forward → verify and sample → commit → events.
+
+The engine owns requests and sequences and is driven by one thread. It never asks which technique
+it runs: attention, codec, drafter, verification and masks are the seams it was given. A request
+that cannot be served raises when it is added; other requests are not affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from time import perf_counter
+
+from workbench.engine.choose import Chooser
+from workbench.engine.clock import PhaseClock
+from workbench.engine.commit import commit_tokens, flush_text
+from workbench.engine.executor import Executor
+from workbench.engine.kv import KVCache
+from workbench.engine.scheduler import Scheduler, Selection
+from workbench.engine.seams import DraftContext, Drafter, DraftTree, SpanPlan, StepPlan, Verify
+from workbench.engine.sequence import Request, Sequence
+from workbench.engine.stops import StopMatcher
+from workbench.engine.text import MakeStream
+from workbench.spec.errors import CapacityError, DuplicateRequest, EmptyPrompt, MaskError, PromptTooLong
+from workbench.spec.events import DraftRecord, FinishReason, RequestEvent, StepEvent, TokenInfo
+
+
+class Engine:
+    """Continuous batching over one model.
+
+    ``context`` is the limit of prompt and output together; ``static_bytes`` are bytes that do not
+    change from step to step (weights), by category; ``path`` names the code really taken.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        kv: KVCache,
+        scheduler: Scheduler,
+        *,
+        context: int,
+        eos_ids: Collection[int] = (),
+        drafter: Drafter | None = None,
+        max_draft: int = 0,
+        verify: Verify | None = None,
+        make_stream: MakeStream | None = None,
+        static_bytes: Mapping[str, int] | None = None,
+        path: tuple[str, ...] = (),
+    ) -> None:
+        self.executor = executor
+        self.kv = kv
+        self.scheduler = scheduler
+        self.context = context
+        self.vocab_size = executor.decoder.config.vocab_size
+        self.eos_ids = frozenset(eos_ids)
+        self.drafter = drafter
+        self.max_draft = max_draft if drafter is not None else 0
+        self.make_stream = make_stream
+        self.static_bytes = dict(static_bytes or {})
+        self.path = path
+        self.steps = 0
+        self._chooser = Chooser(verify, self.vocab_size)
+        self._requests: dict[str, list[Sequence]] = {}
+        self._ids = 0
+        self._drafting: set[int] = set()
+
+    # -- requests -----------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """True while any request is waiting or running."""
+        return bool(self._requests)
+
+    def alive(self) -> list[str]:
+        """Ids of requests that are waiting or running, oldest first."""
+        return list(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises :class:`EmptyPrompt`, :class:`PromptTooLong`, :class:`CapacityError` (it could never fit),
+        :class:`DuplicateRequest`, :class:`MaskError`.
+        """
+        if request.id in self._requests:
+            raise DuplicateRequest(
+                f"Request id {request.id!r} is still alive.", hint="Abort it or use another id."
+            )
+        prompt, params = request.prompt, request.params
+        if not prompt:
+            raise EmptyPrompt("The prompt has no tokens.", hint="Give at least one token or some text.")
+        bad = next((t for t in prompt if not 0 <= t < self.vocab_size), None)
+        if bad is not None:
+            raise MaskError(f"Token id {bad} of the prompt is not in the vocabulary of {self.vocab_size} tokens.")
+        room = self.context - len(prompt)
+        if room < 0 or (room == 0 and params.max_tokens > 0):
+            raise PromptTooLong(
+                f"The prompt has {len(prompt)} tokens; the context holds {self.context} with the answer.",
+                hint=f"Shorten the prompt to {self.context - 1} tokens or raise the context limit.",
+            )
+        budget = min(params.max_tokens, room)
+        slots = len(prompt) + max(budget - 1, 0)
+        if self.kv.pages_for(slots) > self.kv.pages:
+            raise CapacityError(
+                f"The request needs {slots} KV slots ({self.kv.pages_for(slots)} pages of {self.kv.page_size}); "
+                f"the whole pool has {self.kv.pages} pages.",
+                hint="Lower max_tokens, shorten the prompt, or enlarge the KV pool (kv_pool_tokens).",
+            )
+        samples = [self._sequence(request, i, budget) for i in range(params.n)]
+        samples[0].siblings = samples[1:]
+        self._requests[request.id] = samples
+        self.scheduler.add(samples[0])
+
+    def abort(self, request_id: str, reason: FinishReason = "abort") -> list[RequestEvent]:
+        """End a request now; unknown or finished ids are ignored. Text held back so far is delivered."""
+        events = []
+        for seq in self._requests.pop(request_id, ()):
+            if seq.state == "finished":
+                continue
+            seq.finish = reason
+            text = flush_text(seq)
+            seq.text += text
+            events.append(self._event(seq, (), text))
+            self._retire(seq)
+        return events
+
+    def reset(self) -> list[RequestEvent]:
+        """End every request, for example after an exception inside a step; the engine is usable afterwards."""
+        return [e for request_id in self.alive() for e in self.abort(request_id, "error")]
+
+    def sequences(self, request_id: str) -> list[Sequence]:
+        """The samples of a request that is alive."""
+        return list(self._requests.get(request_id, ()))
+
+    # -- one step -----------------------------------------------------------------------------------
+
+    def step(self) -> tuple[StepEvent, list[RequestEvent]]:
+        """Run one iteration and return what happened."""
+        clock = PhaseClock()
+        self.steps += 1
+        selection = self.scheduler.select(self.max_draft)
+        clock("schedule")
+        drafts = self._draft(selection)
+        clock("draft")
+        self.scheduler.secure(selection, drafts)
+        spans = self._spans(selection, drafts)
+        clock("schedule")
+        events: list[RequestEvent] = []
+        records: list[DraftRecord] = []
+        if spans:
+            plan = StepPlan(self.steps, tuple(span for _, span in spans))
+            prepared = self.executor.prepare(plan)
+            clock("prepare")
+            out = self.executor.forward(prepared)
+            clock("forward")
+            chosen = self._chooser.choose(
+                out.logits, [(seq, span, drafts.get(seq.id)) for seq, span in spans], out.offsets, self.steps, clock
+            )
+            for (seq, span), choice in zip(spans, chosen, strict=True):
+                self._commit(seq, span, drafts.get(seq.id), choice, events, records)
+            clock("commit")
+        return self._step_event(clock, selection, drafts, records), events
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _sequence(self, request: Request, sample: int, budget: int) -> Sequence:
+        self._ids += 1
+        params = request.params
+        return Sequence(
+            id=self._ids,
+            request=request,
+            sample=sample,
+            tokens=list(request.prompt),
+            budget=budget,
+            stream=self.make_stream() if self.make_stream is not None else None,
+            stops=StopMatcher(params.stop, params.include_stop) if params.stop else None,
+        )
+
+    def _draft(self, selection: Selection) -> dict[int, DraftTree]:
+        if self.drafter is None:
+            return {}
+        contexts = []
+        for seq, room in zip(selection.decodes, selection.room, strict=True):
+            if room <= 0 or seq.siblings:
+                continue
+            if seq.id not in self._drafting:
+                self.drafter.begin(seq.id, seq.tokens)
+                self._drafting.add(seq.id)
+            contexts.append(DraftContext(seq.id, seq.tokens, room, seq.params.greedy))
+        trees = self.drafter.propose(contexts) if contexts else []
+        return {c.seq: t for c, t in zip(contexts, trees, strict=True) if t is not None and t.tokens}
+
+    def _spans(self, selection: Selection, drafts: Mapping[int, DraftTree]) -> list[tuple[Sequence, SpanPlan]]:
+        out = []
+        for seq, n in [(s, 1) for s in selection.decodes] + selection.prefills:
+            start, done = seq.computed, seq.computed + n == len(seq.tokens)
+            tokens = tuple(seq.tokens[start : start + n])
+            positions = tuple(range(start, start + n))
+            parents = None
+            logits = n if seq.params.prompt_logprobs is not None and start < seq.prompt_len else int(done)
+            tree = drafts.get(seq.id)
+            if tree is not None:
+                tokens += tree.tokens
+                positions += tuple(start + d for d in tree.depths())
+                parents = None if tree.is_chain else (-1, *(p + 1 for p in tree.parents))
+                logits = len(tokens)
+            tables = tuple(tuple(t) for t in seq.tables)
+            out.append((seq, SpanPlan(seq.id, tokens, positions, start, tables, logits, parents)))
+        return out
+
+    def _commit(
+        self,
+        seq: Sequence,
+        span: SpanPlan,
+        tree: DraftTree | None,
+        choice: list[tuple[TokenInfo, ...]],
+        events: list[RequestEvent],
+        records: list[DraftRecord],
+    ) -> None:
+        """Make one span's outcome final: KV, tokens, drafter, forks, retirement."""
+        path = self._chooser.verdicts.get(seq.id)
+        base = span.start + span.n_new - (len(tree.tokens) if tree else 0)
+        accepted = path.path if path is not None else ()
+        if accepted and tuple(range(len(accepted))) != accepted:
+            self.kv.move(seq, [base + i for i in accepted], list(range(base, base + len(accepted))))
+        infos = choice[0] if choice else ()
+        gained = commit_tokens(seq, infos, self.eos_ids)
+        if not infos and seq.budget == 0 and span.start + span.n_new >= seq.prompt_len:
+            seq.finish = "length"
+        self.kv.commit(seq, min(base + len(accepted), len(seq.tokens) - 1) if infos else base)
+        if tree is not None and path is not None:
+            records.append(
+                DraftRecord(
+                    request_id=seq.request.id,
+                    tokens=tree.tokens,
+                    parents=tree.parents,
+                    accepted=accepted,
+                    emitted=gained.kept,
+                    source=tree.source,
+                    rule=self._chooser.rule(seq),
+                    expected=path.expected,
+                )
+            )
+        if self.drafter is not None and seq.id in self._drafting and gained.kept:
+            self.drafter.commit(seq.id, [i.id for i in gained.infos])
+        if infos and seq.siblings:
+            self._fork(seq, choice[1:], events)
+        if gained.kept or seq.finish:
+            events.append(self._event(seq, gained.infos, gained.text))
+        if seq.finish is not None:
+            self._retire(seq)
+
+    def _fork(self, parent: Sequence, choices: list[tuple[TokenInfo, ...]], events: list[RequestEvent]) -> None:
+        """The prompt is computed: its other samples start here, on shared pages."""
+        siblings, parent.siblings = parent.siblings, []
+        for child, infos in zip(siblings, choices, strict=True):
+            forked = self.kv.fork(parent, child)
+            gained = commit_tokens(child, infos, self.eos_ids)
+            child.state = "running" if forked else "waiting"
+            if forked:
+                self.scheduler.running.append(child)
+                self.scheduler.running.sort(key=lambda s: s.id)
+            else:
+                self.scheduler.waiting.appendleft(child)
+            events.append(self._event(child, gained.infos, gained.text))
+            if child.finish is not None:
+                self._retire(child)
+
+    def _retire(self, seq: Sequence) -> None:
+        self.scheduler.remove(seq)
+        if seq.id in self._drafting and self.drafter is not None:
+            self.drafter.forget(seq.id)
+            self._drafting.discard(seq.id)
+        samples = self._requests.get(seq.request.id)
+        if samples is not None and all(s.state == "finished" for s in samples):
+            del self._requests[seq.request.id]
+
+    def _event(self, seq: Sequence, infos: tuple[TokenInfo, ...], text: str) -> RequestEvent:
+        first = bool(infos) and seq.n_generated == len(infos)
+        return RequestEvent(
+            request_id=seq.request.id,
+            step=self.steps,
+            time=perf_counter(),
+            tokens=infos,
+            text=text,
+            sample=seq.sample,
+            cached_tokens=seq.cached_tokens if first or seq.finish else None,
+            finish=seq.finish,
+        )
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by category, from storages held; categories add up to what the engine holds."""
+        draft = self.drafter.nbytes() if self.drafter is not None else 0
+        return {**self.static_bytes, **self.kv.nbytes(self.scheduler.running), "draft": draft}
+
+    def _step_event(
+        self, clock: PhaseClock, selection: Selection, drafts: Mapping[int, DraftTree], records: list[DraftRecord]
+    ) -> StepEvent:
+        pool = self.kv.pools[0]
+        prefill = sum(n for _, n in selection.prefills)
+        drafted = sum(len(t.tokens) for t in drafts.values())
+        memory = self.memory()
+        clock("emit")
+        return StepEvent(
+            step=self.steps,
+            time=clock.start,
+            rows=prefill + len(selection.decodes) + drafted,
+            prefill=prefill,
+            decode=len(selection.decodes),
+            draft=drafted,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            phase_ms=clock.ms,
+            pages_used=pool.used,
+            pages_cached=pool.cached,
+            pages_free=pool.free - pool.cached,
+            bytes=memory,
+            drafts=tuple(records),
+            preempted=tuple(s.request.id for s in selection.preempted),
+            path=self.path,
+        )

@@ -1,0 +1,226 @@
+"""The KV cache of an engine: page tables, prefix sharing, copy-on-write, and the bytes behind them.
+
+Ownership: a sequence owns one reference on each page of its tables; the prefix index owns none.
+An allocation either succeeds for every KV group or changes nothing. What a step wrote becomes
+final in :meth:`commit`: only then are full pages encoded and published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from workbench.engine.pages import PagePool
+from workbench.engine.prefix import PrefixIndex
+from workbench.engine.sequence import Sequence
+from workbench.engine.store import PageStore
+
+
+class KVCache:
+    """Pools, stores and the prefix index, one pool and store per KV group.
+
+    ``reserve`` > 0 means contiguous caches: each sequence gets one run of that many slots at
+    admission (the layout before paging); 0 means pages on demand.
+    ``namespace`` is the part of every cache key that does not depend on the request (law 4).
+    """
+
+    def __init__(
+        self,
+        stores: Seq[PageStore],
+        *,
+        pages: int,
+        page_size: int,
+        namespace: bytes = b"",
+        index: PrefixIndex | None = None,
+        reserve: int = 0,
+    ) -> None:
+        self.stores = list(stores)
+        self.page_size = page_size
+        self.pages = pages
+        self.namespace = namespace
+        self.index = index
+        self.reserve = reserve
+        self.copies = 0
+        self.pools = [PagePool(pages, page_size, self._evictor(g)) for g in range(len(self.stores))]
+
+    # -- capacity -----------------------------------------------------------------------------------
+
+    def pages_for(self, slots: int) -> int:
+        """Pages that hold so many slots (a whole reservation when caches are contiguous)."""
+        return -(-(max(slots, self.reserve) if self.reserve else slots) // self.page_size)
+
+    def fits_ever(self, slots: int, samples: int, shared: int) -> bool:
+        """Could ``samples`` sequences of ``slots`` slots, sharing ``shared`` prompt slots, ever fit an empty pool?"""
+        full = 0 if self.reserve else shared // self.page_size
+        return full + samples * (self.pages_for(slots) - full) <= self.pages
+
+    def admit(self, seq: Sequence, slots: int) -> bool:
+        """Give a sequence pages for ``slots`` slots, reusing cached ones; False, changing nothing, if it must wait."""
+        hits = []
+        if self.index is not None and seq.params.prompt_logprobs is None:
+            hits = self.index.lookup(seq.tokens, self._namespace(seq), len(seq.tokens) - 1)
+        shared = [[e.pages[g] for e in hits] for g in range(len(self.pools))]
+        for pool, pages in zip(self.pools, shared, strict=True):
+            pool.share(pages)
+        need = self.pages_for(slots) - len(hits)
+        fresh = self._allocate(need, contiguous=bool(self.reserve))
+        if fresh is None:
+            for pool, pages in zip(self.pools, shared, strict=True):
+                pool.release(pages)
+            return False
+        seq.tables = [a + b for a, b in zip(shared, fresh, strict=True)]
+        seq.chain = list(hits)
+        seq.computed = seq.cached_tokens = len(hits) * self.page_size
+        return True
+
+    def extend(self, seq: Sequence, slots: int) -> bool:
+        """Make room for ``slots`` slots in all, and make the slots from ``computed`` on writable.
+
+        A page that is shared and about to be written is copied first (copy-on-write).
+        """
+        need = self.pages_for(slots) - len(seq.tables[0])
+        first = seq.computed // self.page_size
+        last = -(-slots // self.page_size)
+        shared = [i for i in range(first, min(last, len(seq.tables[0]))) if self.pools[0].refs[seq.tables[0][i]] > 1]
+        if need <= 0 and not shared:
+            return True
+        fresh = self._allocate(max(need, 0) + len(shared))
+        if fresh is None:
+            return False
+        for table, pages, pool, store in zip(seq.tables, fresh, self.pools, self.stores, strict=True):
+            for i in shared:
+                page = pages.pop()
+                store.copy(table[i], page)
+                pool.release([table[i]])
+                table[i] = page
+            table.extend(pages)
+        self.copies += len(shared)
+        return True
+
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Give ``child`` the parent's pages, shared; contiguous caches are copied instead. False if it must wait."""
+        child.chain, child.computed, child.cached_tokens = list(parent.chain), parent.computed, parent.computed
+        if not self.reserve:
+            for pool, table in zip(self.pools, parent.tables, strict=True):
+                pool.share(table)
+            child.tables = [list(t) for t in parent.tables]
+            return True
+        fresh = self._allocate(len(parent.tables[0]), contiguous=True)
+        if fresh is None:
+            return False
+        used = -(-parent.computed // self.page_size)
+        for store, old, new in zip(self.stores, parent.tables, fresh, strict=True):
+            for a, b in zip(old[:used], new, strict=False):
+                store.copy(a, b)
+        child.tables = fresh
+        return True
+
+    # -- commit ----------------------------------------------------------------------------------------
+
+    def commit(self, seq: Sequence, computed: int) -> None:
+        """The KV of the first ``computed`` tokens is final: encode and publish the pages that became full."""
+        first, last = seq.computed // self.page_size, computed // self.page_size
+        seq.computed = computed
+        if last <= first:
+            return
+        for store, table in zip(self.stores, seq.tables, strict=True):
+            store.fill(table[first:last])
+        if self.index is None:
+            return
+        namespace = self._namespace(seq)
+        for i in range(len(seq.chain), last):
+            tokens = tuple(seq.tokens[i * self.page_size : (i + 1) * self.page_size])
+            pages = tuple(t[i] for t in seq.tables)
+            entry, ours = self.index.publish(seq.chain[-1] if seq.chain else None, tokens, namespace, pages)
+            if ours:
+                for pool, page in zip(self.pools, pages, strict=True):
+                    pool.publish(page)
+            seq.chain.append(entry)
+
+    def move(self, seq: Sequence, source: Seq[int], target: Seq[int]) -> None:
+        """Move the rows at slot indices ``source`` of the sequence to ``target``: compacts an accepted tree path."""
+        for store, table in zip(self.stores, seq.tables, strict=True):
+            store.move(self._slots(table, source), self._slots(table, target))
+
+    def release(self, seq: Sequence) -> None:
+        """The sequence ends, is aborted or preempted: drop its references."""
+        for pool, store, table in zip(self.pools, self.stores, seq.tables, strict=True):
+            pool.release(table)
+            store.release([p for p in table if pool.refs[p] == 0])
+        seq.tables, seq.chain, seq.computed = [], [], 0
+
+    def forget_prefixes(self) -> None:
+        """Drop every cached page, for a benchmark that must start cold."""
+        for pool in self.pools:
+            for page in list(pool._published):
+                pool.unpublish(page)
+        if self.index is not None:
+            self.index = PrefixIndex(self.page_size, self.index._digest)
+
+    # -- books -------------------------------------------------------------------------------------------
+
+    def nbytes(self, running: Seq[Sequence]) -> dict[str, int]:
+        """Bytes by category; what live tokens fill, what allocated slots leave empty, what is cached or free.
+
+        The categories add up to the storages held.
+        """
+        out = dict.fromkeys(("kv_payload", "kv_meta", "fragmentation", "kv_cached", "kv_free", "workspace"), 0)
+        for g, (pool, store) in enumerate(zip(self.pools, self.stores, strict=True)):
+            held = store.nbytes()
+            filled: dict[int, int] = {}
+            for seq in running:
+                for i, page in enumerate(seq.tables[g] if seq.tables else ()):
+                    n = min(max(seq.computed - i * self.page_size, 0), self.page_size)
+                    filled[page] = max(filled.get(page, 0), n)
+            total = (self.pages + 1) * self.page_size
+            live = sum(filled.values())
+            for name in ("kv_payload", "kv_meta"):
+                out[name] += held[name] * live // total
+            coded = held["kv_payload"] + held["kv_meta"]
+            cached = coded * pool.cached * self.page_size // total
+            empty = coded * (len(filled) * self.page_size - live) // total
+            used = held["kv_payload"] * live // total + held["kv_meta"] * live // total
+            out["fragmentation"] += empty
+            out["kv_cached"] += cached
+            out["kv_free"] += coded - used - cached - empty
+            out["kv_payload"] += held["kv_open"]
+            out["workspace"] += held["workspace"]
+        return out
+
+    def check(self) -> None:
+        """Raise :class:`InvariantError` unless the books of every group balance."""
+        for pool in self.pools:
+            pool.check()
+
+    # -- inside ---------------------------------------------------------------------------------------------
+
+    def _allocate(self, n: int, *, contiguous: bool = False) -> list[list[int]] | None:
+        """``n`` fresh zeroed pages in every group, or None and nothing changed."""
+        taken: list[list[int]] = []
+        for pool in self.pools:
+            pages = pool.allocate_run(n) if contiguous and n else pool.allocate(n)
+            if pages is None:
+                for other, given in zip(self.pools, taken, strict=False):
+                    other.release(given)
+                return None
+            taken.append(pages)
+        for store, pages in zip(self.stores, taken, strict=True):
+            store.reset(pages)
+        return taken
+
+    def _evictor(self, group: int):  # type: ignore[no-untyped-def]
+        def evict(page: int) -> None:
+            entry = self.index.drop_page(group, page) if self.index is not None else None
+            for g, p in enumerate(entry.pages if entry else ()):
+                if g != group:
+                    self.pools[g].unpublish(p)
+
+        return evict
+
+    def _namespace(self, seq: Sequence) -> bytes:
+        return self.namespace + seq.request.salt.encode()
+
+    def _slots(self, table: Seq[int], index: Seq[int]) -> torch.Tensor:
+        size = self.page_size
+        return torch.tensor([table[i // size] * size + i % size for i in index], dtype=torch.int64)

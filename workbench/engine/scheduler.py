@@ -1,0 +1,139 @@
+"""Continuous batching: which sequences run in this step, and how many of their tokens.
+
+The rules, in order:
+1. Running decodes first (one token each, plus room for a draft), so that a decode gets a token in
+   every step whatever arrives (Sarathi-Serve, arXiv 2403.02310, stall-free batching).
+2. Then prompts in flight, then waiting ones, first come first served and never overtaken, while the
+   token budget lasts. Without a budget a prompt runs in one piece.
+3. A sequence is admitted only when pages for all its known tokens are free, so a prefill never
+   starves half-way. Decodes that run out of pages preempt the youngest sequence, which is recomputed
+   later; the oldest is never preempted, so every sequence finishes.
+Blocks are cut at codec boundaries (law 3).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from workbench.engine.kv import KVCache
+from workbench.engine.seams import DraftTree
+from workbench.engine.sequence import Sequence
+
+
+@dataclass
+class Selection:
+    """Sequences of a step with their token counts; ``room`` says how many draft tokens each decode may add."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    prefills: list[tuple[Sequence, int]] = field(default_factory=list)
+    room: list[int] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+
+class Scheduler:
+    """Owns the waiting queue and the running list (both in order of arrival)."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        *,
+        max_sequences: int,
+        max_batch_tokens: int = 0,
+        boundary: Callable[[int], int] | None = None,
+    ) -> None:
+        self.kv = kv
+        self.max_sequences = max_sequences
+        self.budget = max_batch_tokens
+        self.boundary = boundary
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a new sequence behind all others."""
+        self.waiting.append(seq)
+
+    def select(self, draft_room: int) -> Selection:
+        """Choose the step's sequences; pages of decodes are secured in :meth:`secure`, once drafts are known."""
+        out = Selection()
+        left = self.budget or 1 << 60
+        decodes = [s for s in self.running if s.pending == 1]
+        out.decodes = decodes[:left]
+        left -= len(out.decodes)
+        for i, seq in enumerate(out.decodes):
+            share = left // (len(out.decodes) - i)
+            room = min(draft_room, share, seq.left - 1, self._until_boundary(seq.computed) - 1)
+            out.room.append(max(room, 0) if seq.n_generated else 0)
+            left -= out.room[-1]
+        for seq in [s for s in self.running if s.pending > 1]:
+            left -= self._prefill(seq, left, out)
+        while self.waiting and left > 0:
+            seq = self.waiting[0]
+            if len(self.running) + 1 + len(seq.siblings) > self.max_sequences:
+                break
+            if not self.kv.admit(seq, len(seq.tokens)):
+                break
+            self.waiting.popleft()
+            seq.state = "running"
+            self.running.append(seq)
+            self.running.sort(key=_arrival)
+            left -= self._prefill(seq, left, out)
+        return out
+
+    def secure(self, selection: Selection, drafts: dict[int, DraftTree]) -> None:
+        """Make the slots of every selected sequence writable.
+
+        A sequence that finds no pages first gives up its draft; then the youngest is preempted.
+        """
+        wanted = [(s, 1) for s in selection.decodes] + selection.prefills
+        for seq, n in sorted(wanted, key=lambda item: item[0].id):
+            while seq.state == "running":
+                draft = drafts.get(seq.id)
+                if self.kv.extend(seq, seq.computed + n + (len(draft.tokens) if draft else 0)):
+                    break
+                if draft is not None:
+                    del drafts[seq.id]
+                else:
+                    self.preempt(self.running[-1], selection)
+                    drafts.pop(selection.preempted[-1].id, None)
+
+    def preempt(self, seq: Sequence, selection: Selection) -> None:
+        """Free a sequence's pages and put it at the head of the queue; its tokens are kept and recomputed."""
+        self.running.remove(seq)
+        self.kv.release(seq)
+        seq.state = "waiting"
+        seq.preemptions += 1
+        self.waiting.appendleft(seq)
+        selection.preempted.append(seq)
+        if seq in selection.decodes:
+            i = selection.decodes.index(seq)
+            del selection.decodes[i], selection.room[i]
+        selection.prefills = [(s, n) for s, n in selection.prefills if s is not seq]
+
+    def remove(self, seq: Sequence) -> None:
+        """Take a finished or aborted sequence out, wherever it is; its pages come back."""
+        if seq.state == "running":
+            self.running.remove(seq)
+            self.kv.release(seq)
+        elif seq.state == "waiting" and seq in self.waiting:
+            self.waiting.remove(seq)
+        seq.state = "finished"
+
+    def _prefill(self, seq: Sequence, left: int, out: Selection) -> int:
+        n = min(seq.pending, left, self._until_boundary(seq.computed))
+        if n <= 0:
+            return 0
+        if seq.pending == 1:  # a resumed decode, or a prompt of which all but one token was cached
+            out.decodes.append(seq)
+            out.room.append(0)
+        else:
+            out.prefills.append((seq, n))
+        return n
+
+    def _until_boundary(self, position: int) -> int:
+        return self.boundary(position) - position if self.boundary is not None else 1 << 60
+
+
+def _arrival(seq: Sequence) -> int:
+    return seq.id
