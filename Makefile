@@ -12,7 +12,7 @@ BIN    := .venv/bin
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab demo test lint bench nightly wheel
+.PHONY: help setup lab demo test lint format bench nightly wheel
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -36,7 +36,12 @@ lint: setup  ## style, types, layers, stripped notebooks
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@$(if $(wildcard notebooks/*.ipynb),$(BIN)/nbstripout --verify $(wildcard notebooks/*.ipynb))
+	@$(if $(wildcard notebooks/*.ipynb),$(BIN)/nbstripout --keep-id --verify $(wildcard notebooks/*.ipynb))
+
+format: setup  ## apply the style: sort imports, format, strip notebooks
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+	@$(if $(wildcard notebooks/*.ipynb),$(BIN)/nbstripout --keep-id $(wildcard notebooks/*.ipynb))
 
 bench: setup  ## measure this machine: BENCH=NAME for one benchmark
 	@$(BIN)/workbench bench $(BENCH)
