@@ -25,7 +25,7 @@ def fast_norm(gain: Tensor, eps: float) -> Norm:
     """
     width = gain.shape[-1]
     floor = gain.new_tensor((width * eps) ** 0.5)
-    scaled = gain * width**0.5
+    scaled: Tensor = gain * width**0.5
     vector_norm = torch.linalg.vector_norm
 
     def norm(x: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from workbench.models.config import ModelConfig
 from workbench.models.packed import PackedLinear, held_nbytes
+from workbench.models.progress import Cancel, Progress, check_cancel, report
 from workbench.models.source import Source
-from workbench.spec.errors import Cancelled, MissingTensor, WrongShape
+from workbench.spec.errors import MissingTensor, WrongShape
 
 Numerics = Literal["pinned", "fast"]
 Pack = Callable[[str, Tensor, Tensor | None], PackedLinear]
@@ -104,27 +105,26 @@ def build_weight_set(
     pack: Pack,
     dtype: torch.dtype,
     numerics: Numerics = "fast",
-    progress: Callable[[int, int], None] | None = None,
-    cancel: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
     *,
     method: str = "plain",
     device: torch.device | str = "cpu",
 ) -> WeightSet:
     """Read ``source`` layer by layer, fuse, and hand every linear to ``pack``.
 
-    ``progress(done, total)`` counts layers plus the head; ``cancel()`` is asked before each and
-    raises ``Cancelled`` when true. Raises ``MissingTensor`` or ``WrongShape`` naming the tensor.
+    ``progress`` advances with each layer and the head; ``cancel`` is asked before each and raises
+    ``Cancelled``. Raises ``MissingTensor`` or ``WrongShape`` naming the tensor.
     """
     config = source.config
     reader = _Reader(source, torch.float64 if dtype is torch.float64 else torch.float32, torch.device(device))
     total = config.num_layers + 1
     layers = []
     for index in range(config.num_layers):
-        _stop(cancel)
+        check_cancel(cancel, "Building the weight set")
         layers.append(_layer(reader, pack, index))
-        if progress is not None:
-            progress(index + 1, total)
-    _stop(cancel)
+        report(progress, (index + 1) / total, f"layer {index}")
+    check_cancel(cancel, "Building the weight set")
     embed = reader.get(EMBEDDING, config.vocab_size, config.hidden_size).to(reader.device, dtype)
     weights = WeightSet(
         layers=tuple(layers),
@@ -136,8 +136,7 @@ def build_weight_set(
         numerics=numerics,
         fingerprint=source.fingerprint,
     )
-    if progress is not None:
-        progress(total, total)
+    report(progress, 1.0, "head")
     return weights
 
 
@@ -223,8 +222,3 @@ def _head(reader: _Reader, embed: Tensor) -> Tensor:
             hint="Complete the checkpoint, or set tie_word_embeddings if the head shares the embedding.",
         )
     return reader.get(name, config.vocab_size, config.hidden_size)
-
-
-def _stop(cancel: Callable[[], bool] | None) -> None:
-    if cancel is not None and cancel():
-        raise Cancelled("Building the weight set was cancelled.", hint="Nothing was changed.")
