@@ -1,0 +1,161 @@
+"""Pinned attention: a row's bits depend on its sequence only, never on batch, chunks, pages or drafting.
+
+Online softmax over the pages of the logical sequence in order (Dao et al. 2022, alg. 1), every product of
+the fixed shape ``[Hkv, 8 * G, P]``: see :mod:`workbench.attention.tiles` for where rows and keys are put.
+A page that a row may not see is an exact no-op for it (factor 1, weights 0), so tiles of different lengths
+can share a call. Calls stay below torch's parallel grain, so element-wise loops are never cut by threads.
+Computes in float64 for float64 K/V, else in float32 (16-bit K/V are widened page by page).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.attention.spans import check_shape, check_span
+from workbench.attention.tiles import ROWS, QueryTile, tiles_of
+from workbench.engine.seams import AttentionShape, AttentionSpan
+
+GRAIN = 32768
+"""torch splits element-wise loops over threads from this many elements (``at::internal::GRAIN_SIZE``)."""
+
+
+@dataclass(frozen=True)
+class PageStep:
+    """One logical page of every tile of a group.
+
+    ``pages`` int64 [n] where all slots lie in page order, else None and ``slots`` int64 [n, P] flat slots.
+    ``hidden`` bool [n, 1, 8, 1, P] and ``dead`` bool [n, 1, P, 1] (hidden from all rows), or None for no such slot.
+    """
+
+    pages: Tensor | None
+    slots: Tensor
+    hidden: Tensor | None
+    dead: Tensor | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tiles that share their calls: ``query`` int64 [n * 8] the rows they read, ``place`` int64 [R] and ``rows``
+    int64 [R] which results go to which query rows, ``steps`` their pages in logical order."""
+
+    query: Tensor
+    place: Tensor
+    rows: Tensor
+    steps: tuple[PageStep, ...]
+
+
+@dataclass(frozen=True)
+class PinnedPlan:
+    """All groups of a step."""
+
+    shape: AttentionShape
+    groups: tuple[Group, ...]
+
+
+def _step(tiles: Sequence[QueryTile], j: int, page_size: int, device: torch.device) -> PageStep:
+    """Page ``j`` of each tile; a tile that has ended repeats its last page, wholly hidden."""
+    slots = np.stack([t.slots[min(j, len(t.slots) - 1)] for t in tiles])
+    hidden = np.stack([t.hidden[j] if j < len(t.hidden) else np.ones_like(t.hidden[0]) for t in tiles])
+    dead = hidden.all(1)
+    # A dead slot may name any row: it is hidden from all, so page order is judged on the others.
+    in_order = slots // page_size * page_size + np.arange(page_size)
+    whole = bool(((slots == in_order) | dead).all()) and bool((slots // page_size == slots[:, :1] // page_size).all())
+    flags = [
+        torch.from_numpy(f).to(device) if f.any() else None
+        for f in (hidden[:, None, :, None], dead[:, None, :, None])
+    ]
+    pages = torch.from_numpy(slots[:, 0] // page_size).to(device) if whole else None
+    return PageStep(pages, torch.from_numpy(slots).to(device), *flags)
+
+
+def _group(tiles: Sequence[QueryTile], page_size: int, device: torch.device) -> Group:
+    rows = np.concatenate([t.rows for t in tiles])
+    first = np.repeat([t.rows[t.rows >= 0][0] for t in tiles], ROWS)
+    place = np.flatnonzero(rows >= 0)
+    index = (torch.from_numpy(a).to(device) for a in (np.where(rows < 0, first, rows), place, rows[place]))
+    longest = max(len(t.slots) for t in tiles)
+    return Group(*index, tuple(_step(tiles, j, page_size, device) for j in range(longest)))
+
+
+def _rows_of(pool: Tensor, step: PageStep, dtype: torch.dtype) -> Tensor:
+    """K or V of a step, ``[n, Hkv, P, D]``, a contiguous copy in ``dtype``."""
+    page = pool.shape[2]
+    if step.pages is not None:
+        out = pool.index_select(0, step.pages)
+    else:
+        out = pool.permute(0, 2, 1, 3)[step.slots // page, step.slots % page].transpose(1, 2)
+    out = out.to(dtype=dtype, memory_format=torch.contiguous_format)
+    return out.contiguous()
+
+
+def run_group(group: Group, shape: AttentionShape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Results ``[n * 8, Hq * D]`` of a group's tiles; ``q`` [T, Hq, D] in the computing dtype."""
+    heads, dim = shape.kv_heads, shape.head_dim
+    tall = ROWS * (shape.heads // heads)
+    n = len(group.query) // ROWS
+    tile = q.index_select(0, group.query).view(n, ROWS, heads, -1, dim).transpose(1, 2)
+    tile = tile.reshape(n * heads, tall, dim)
+    top = torch.full((n * heads, tall, 1), float("-inf"), dtype=q.dtype, device=q.device)
+    mass, acc = torch.zeros_like(top), torch.zeros_like(tile)
+    for step in group.steps:
+        keys, values = _rows_of(k, step, q.dtype), _rows_of(v, step, q.dtype)
+        if step.dead is not None:
+            values.masked_fill_(step.dead, 0.0)
+        s = torch.bmm(tile, keys.view(n * heads, -1, dim).transpose(1, 2))
+        if shape.soft_cap is not None:
+            s = s.div_(shape.soft_cap).tanh_().mul_(shape.soft_cap)
+        if step.hidden is not None:
+            s.view(n, heads, ROWS, -1, s.shape[-1]).masked_fill_(step.hidden, float("-inf"))
+        above = torch.maximum(top, s.amax(-1, keepdim=True))
+        safe = above.clamp(min=torch.finfo(q.dtype).min)  # rows that saw nothing yet: exp(-inf) instead of NaN
+        p = s.sub_(safe).exp_()
+        fade = top.sub_(safe).exp_()
+        mass = mass.mul_(fade).add_(p.sum(-1, keepdim=True))
+        acc = acc.mul_(fade).add_(torch.bmm(p, values.view(n * heads, -1, dim)))
+        top = above
+    acc = torch.where(mass > 0, acc / mass, 0.0)
+    return acc.view(n, heads, ROWS, -1, dim).transpose(1, 2).reshape(n * ROWS, -1)
+
+
+class PinnedAttention:
+    """The pinned form behind the attention seam. Keeps nothing between calls."""
+
+    name = "torch-pinned"
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._device = torch.device(device)
+
+    def prepare(self, spans: Sequence[AttentionSpan], shape: AttentionShape, previous: Any = None) -> PinnedPlan:
+        """Tiles of all spans, grouped by length; ``previous`` is not needed.
+
+        Raises :class:`WrongShape` or :class:`InvariantError` for spans or shapes that contradict themselves.
+        """
+        check_shape(shape)
+        tiles: list[QueryTile] = []
+        row = 0
+        for i, span in enumerate(spans):
+            check_span(i, span, shape.page_size)
+            tiles += tiles_of(row, span, shape)
+            row += span.n_new
+        tiles.sort(key=lambda t: -len(t.slots))
+        per_tile = ROWS * shape.heads * max(shape.page_size, shape.head_dim)
+        kv_tile = shape.kv_heads * shape.page_size * shape.head_dim
+        size = max(1, (GRAIN - 1) // max(per_tile, kv_tile))
+        chunks = [tiles[i : i + size] for i in range(0, len(tiles), size)]
+        return PinnedPlan(shape, tuple(_group(c, shape.page_size, self._device) for c in chunks))
+
+    def run(self, plan: PinnedPlan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """``[T, Hq*D]`` in ``q``'s dtype. Shapes as in the seam; nothing given is changed."""
+        wide = torch.float64 if k.dtype == torch.float64 else torch.float32
+        x = q.to(wide)
+        out = torch.zeros(q.shape, dtype=q.dtype, device=q.device).flatten(1)
+        for group in plan.groups:
+            result = run_group(group, plan.shape, x, k, v).index_select(0, group.place)
+            out.index_copy_(0, group.rows, result.to(q.dtype))
+        return out
