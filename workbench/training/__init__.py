@@ -1,0 +1,1 @@
+"""Training: the shipped tiny model, and the texts it is made of."""
