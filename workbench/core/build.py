@@ -55,10 +55,6 @@ def build_weights(
     dtype = getattr(torch, plan.dtype)
     method = _bound(plan, "weights", source.config)
 
-    def tell(done: int, total: int) -> None:
-        if progress is not None:
-            progress(done / total, f"packing weights, layer {done} of {total}")
-
     pack: Pack
     if method is None:
         pack = plain_pack(dtype, plan.numerics, plan.device)
@@ -72,7 +68,7 @@ def build_weights(
         pack,
         dtype,
         plan.numerics,
-        tell,
+        progress,
         cancel,
         method=method.name if method is not None else "plain",
         device=plan.device,

@@ -250,6 +250,7 @@ class Session:
             job.finish(wanted)
         except BaseException as err:  # noqa: BLE001 - becomes the job's error
             job.fail(err)
+            self._state.broken = job.error
             with self._lock:
                 if self._plan is wanted and self._state.plan is not None:
                     self._plan = self._state.plan

@@ -35,6 +35,7 @@ class EngineState:
         self.plan: Plan | None = None
         self.engine: Engine | None = None
         self.jobs: list[RequestJob] = []
+        self.broken: WorkbenchError | None = None  # why there is no engine
         self._decoders: OrderedDict[tuple[str, ...], Decoder] = OrderedDict()
         self._kv: tuple[tuple[object, ...], KVCache] | None = None
         self._task: tuple[Job, Generator[None, None, Any]] | None = None
@@ -59,7 +60,7 @@ class EngineState:
         """One engine step for all request jobs, then hand out and report what happened."""
         engine, plan = self.engine, self.plan
         if engine is None or plan is None:
-            self.fail_all(WorkbenchError("No engine could be built for this recipe.", hint="Apply another recipe."))
+            self.fail_all(self.broken or WorkbenchError("There is no engine.", hint="Apply a recipe."))
             return
         self._add_and_cancel(engine, plan)
         if engine.has_work:
@@ -98,7 +99,7 @@ class EngineState:
             if self._task is None or self._task[0] is not job:
                 job.start()
                 if self.engine is None:
-                    raise WorkbenchError("No engine could be built for this recipe.")
+                    raise self.broken or WorkbenchError("There is no engine.", hint="Apply a recipe.")
                 self._task = (job, work(job, self.engine))
             next(self._task[1])
             return False

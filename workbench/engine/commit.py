@@ -51,7 +51,7 @@ def flush_text(seq: Sequence, *, stopped: bool = False) -> str:
     """Text still held back when a sequence ends; nothing after a stop string."""
     if seq.stream is None or stopped:
         return ""
-    piece = seq.stream.flush()
+    piece = seq.stream.finish()
     if seq.stops is None:
         return piece
     out, hit = seq.stops.feed(piece)

@@ -222,6 +222,7 @@ class Drafter(Protocol):
 
     name: str
     kv_layers: int  # extra KV layers it keeps in the engine's pages
+    max_draft: int  # most tokens it proposes per sequence and step
 
     def begin(self, seq: int, tokens: Sequence[int]) -> None:
         """A sequence starts (or starts over after a preemption) with these committed ids."""

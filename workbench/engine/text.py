@@ -13,7 +13,7 @@ class TextStream(Protocol):
         """Text that became certain with these ids; characters still in parts are held back."""
         ...
 
-    def flush(self) -> str:
+    def finish(self) -> str:
         """Whatever is still held back, at the end of the sequence."""
         ...
 

@@ -108,6 +108,7 @@ class NgramDrafter:
     kv_layers = 0
 
     def __init__(self, config: Config) -> None:
+        self.max_draft = config.k
         self.config = config
         self._indexes: dict[int, NgramIndex] = {}
 
