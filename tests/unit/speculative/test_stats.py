@@ -1,0 +1,68 @@
+"""Acceptance statistics against hand counts."""
+
+import pytest
+
+from workbench.spec.events import DraftRecord, RequestEvent, StepEvent, TokenInfo
+from workbench.speculative.stats import acceptance, by_source, from_events
+
+
+def chain(n, accepted, emitted=None, source="ngram", expected=()):
+    emitted = accepted + 1 if emitted is None else emitted
+    return DraftRecord(
+        "r", tuple(range(n)), tuple(range(-1, n - 1)), tuple(range(accepted)), emitted, source, "r3", expected
+    )
+
+
+def test_spd_06_tokens_after_the_end_do_not_count():
+    """d1, d2, EOS, d4, d5 all match: three tokens are emitted."""
+    stats = acceptance([chain(5, 5, emitted=3)])
+    assert (stats.emitted, stats.tau, stats.accepted, stats.drafted) == (3, 3.0, 3, 5)
+    assert stats.rate == 3 / 5
+    assert stats.cut == 1
+    assert stats.survivors == (1, 1, 1, 0, 0)
+
+
+def test_textbook_definitions():
+    stats = acceptance([chain(3, 3), chain(3, 1), chain(3, 0), chain(2, 2)], plain=4)
+    assert stats.tau == pytest.approx(10 / 4) == 1 + sum(stats.survival)
+    assert stats.rate == 6 / 11
+    assert stats.survival == (3 / 4, 2 / 4, 1 / 4)
+    assert stats.conditional == pytest.approx((3 / 4, 2 / 3, 1 / 2))
+    assert stats.histogram == {2: (0, 0, 1), 3: (1, 1, 0, 1)}
+    assert stats.tokens_per_forward == (10 + 4) / (4 + 4)
+    assert stats.cut == 0
+
+
+def test_alpha_is_the_mean_over_reached_positions():
+    stats = acceptance([chain(2, 0, expected=(0.5,)), chain(2, 2, expected=(0.9, 1.0))])
+    assert stats.alpha == pytest.approx(2.4 / 3)
+
+
+def test_a_tree_counts_nodes_as_drafted_and_levels_as_positions():
+    tree = DraftRecord("r", (1, 2, 3, 4), (-1, -1, 1, 1), (1, 3), 3, "toy", "r3")
+    stats = acceptance([tree])
+    assert (stats.drafted, stats.accepted, stats.tau) == (4, 2, 3.0)
+    assert stats.survival == (1.0, 1.0) and stats.histogram == {2: (0, 0, 1)}
+
+
+def test_ratios_over_nothing_are_none_not_numbers():
+    stats = acceptance([])
+    assert (stats.tau, stats.rate, stats.alpha, stats.tokens_per_forward) == (None,) * 4
+    assert stats.survival == stats.conditional == ()
+    assert acceptance([], plain=3).tokens_per_forward == 1.0
+    assert acceptance([chain(2, 0), chain(2, 0)]).conditional == (0.0,)
+
+
+def test_sources_are_kept_apart():
+    stats = by_source([chain(2, 2), chain(2, 0, source="draft"), chain(2, 1)])
+    assert list(stats) == ["draft", "ngram"]
+    assert (stats["draft"].tau, stats["ngram"].tau) == (1.0, 2.5)
+
+
+def test_an_event_stream_tells_the_same():
+    step = StepEvent(0, 0.0, 4, 0, 1, 3, 1, 0, {}, 0, 0, 0, {}, drafts=(chain(3, 2),))
+    tokens = tuple(
+        TokenInfo(i, i, s, 0) for i, s in enumerate(("plain", "accepted", "accepted", "corrected"))
+    )
+    stats = from_events([step, RequestEvent("r", 0, 0.0, tokens)])
+    assert (stats.plain, stats.tau, stats.tokens_per_forward) == (1, 3.0, 2.0)
