@@ -109,16 +109,17 @@ def as_stored(tensor: torch.Tensor) -> torch.Tensor:
 def gguf_note(source: GGUFSource) -> dict[str, Any]:
     """What a folder made from a GGUF file must say about its weights."""
     linears = Counter(f for n, f in source.formats.items() if n.endswith("_proj.weight"))
-    fmt, _ = linears.most_common(1)[0]
+    grids = [fmt for fmt, _ in linears.most_common() if fmt not in _FLOATING]
     note: dict[str, Any] = {
         "file": source.path.name,
         "file_sha256": remembered_sha256(source.path),
         "formats": dict(Counter(source.formats.values())),
     }
-    if fmt not in _FLOATING:
-        note["weight_grid"] = fmt
+    if grids:
+        grid = ", ".join(grids)
+        note["weight_grid"] = grid
         note["weight_note"] = (
-            f"The linear weights already sat on a grid ({fmt}) before they were widened to bfloat16. Losses "
+            f"The linear weights already sat on a grid ({grid}) before they were widened to bfloat16. Losses "
             "of other quantizers are relative to that reference, and one with the same grid looks free."
         )
     return note

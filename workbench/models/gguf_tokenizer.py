@@ -50,12 +50,11 @@ def build_tokenizer(meta: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, Any]]
             hint="Use a safetensors checkpoint with its own tokenizer.json.",
         )
     types = meta.get("tokenizer.ggml.token_type") or ()
+    vocab = tokenizer.get_vocab()
     for wanted, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        added = [
-            AddedToken(t, normalized=False, special=special)
-            for t, found in zip(tokens, types, strict=False)
-            if found == wanted
-        ]
+        # Gemma's runs of spaces are respelled below and reached by merging; adding them would make new ids.
+        marked = [t for t, found in zip(tokens, types, strict=False) if found == wanted and t in vocab]
+        added = [AddedToken(t, normalized=False, special=special) for t in marked]
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
     config = _config(meta, tokens)
     _add_bos(tokenizer, config, meta)

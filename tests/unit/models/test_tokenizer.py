@@ -236,18 +236,23 @@ def test_gguf_tokenizers_that_cannot_be_restored_exactly_are_refused(byte_level,
 
 
 def test_gemma_merges_follow_the_order_of_the_vocabulary():
-    vocab = {t: i for i, t in enumerate(["<unk>", "\u2581", "a", "b", "c", "ab", "\u2581a", "abc"])}
+    tokens = ["<unk>", "\u2581", "a", "b", "c", "  ", "ab", "\u2581a", "abc", "<think>"]
+    vocab = {t.replace(" ", "\u2581"): i for i, t in enumerate(tokens)}
     merges = merges_from_order(vocab)
-    assert merges == [("a", "b"), ("\u2581", "a"), ("ab", "c")]
+    assert merges == [("\u2581", "\u2581"), ("a", "b"), ("\u2581", "a"), ("ab", "c")]
     meta = {
         "general.architecture": "gemma3",
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": list(vocab),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 1, 1, 1, 1, 4, 1, 1, 1, 4],
         "tokenizer.ggml.add_bos_token": False,
     }
     tokenizer, _ = build_tokenizer(meta)
-    assert tokenizer.encode("abc a").tokens == ["abc", "\u2581a"]
-    assert tokenizer.decode(tokenizer.encode("abc a").ids) == "abc a"
+    assert tokenizer.get_vocab_size() == len(tokens)
+    for text, pieces in (("abc a", ["abc", "\u2581a"]), ("a  b", ["a", "\u2581\u2581", "b"])):
+        assert tokenizer.encode(text).tokens == pieces
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.encode("<think>").tokens == ["<think>"]
 
 
 def test_a_bos_post_processor_is_not_doubled_by_chat(folder):
