@@ -1,0 +1,68 @@
+"""KV codecs under test, and planes for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from workbench.engine.seams import KVCodec, PageGeometry
+from workbench.kv.kivi import KiviCodec
+from workbench.kv.kv_fp8 import Fp8Codec
+from workbench.kv.kv_int8 import Int8Codec
+from workbench.kv.plain import PlainCodec
+
+TOKEN = {
+    "plain": PlainCodec(torch.float32),
+    "kv_int8": Int8Codec(),
+    "kv_fp8": Fp8Codec(),
+    "kv_fp8-unit": Fp8Codec(scaled=False),
+}
+PAGE = {f"kivi-{bits}": KiviCodec(bits, 16, 32) for bits in (4, 2)}
+
+
+@pytest.fixture(params=[*TOKEN, *PAGE])
+def codec(request: pytest.FixtureRequest) -> KVCodec:
+    return (TOKEN | PAGE)[request.param]
+
+
+@pytest.fixture(params=TOKEN)
+def token_codec(request: pytest.FixtureRequest) -> KVCodec:
+    return TOKEN[request.param]
+
+
+@pytest.fixture
+def geometry() -> PageGeometry:
+    return PageGeometry(layers=3, kv_heads=3, head_dim=64, page_size=32, pages=5, dtype=torch.float32)
+
+
+Planes = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def new_planes(geometry: PageGeometry) -> Callable[[KVCodec], Planes]:
+    """One layer's zeroed planes, as a pool would hold them."""
+    return lambda codec: {
+        p.name: torch.zeros(geometry.pages, *p.shape, dtype=p.dtype) for p in codec.planes(geometry)
+    }
+
+
+@pytest.fixture
+def round_trip(new_planes: Callable[[KVCodec], Planes]) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Encode k, v [2, Hkv, P, D] into pages 3 and 1, decode into ``dtype``."""
+
+    def run(
+        codec: KVCodec, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype = torch.float32
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        planes, pages = new_planes(codec), torch.tensor([3, 1])
+        if codec.grain == "page":
+            codec.encode(planes, pages, k, v)
+        else:
+            slots = (pages[:, None] * k.shape[2] + torch.arange(k.shape[2])).flatten()
+            codec.encode(planes, slots, *(x.transpose(1, 2).flatten(0, 1) for x in (k, v)))
+        out = torch.empty(2, *k.shape, dtype=dtype)
+        codec.decode(planes, pages, out[0], out[1])
+        return out[0], out[1]
+
+    return run

@@ -1,0 +1,1 @@
+"""Number formats and packing: pure functions on tensors, shared by all technique families."""
