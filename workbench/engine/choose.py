@@ -12,10 +12,9 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from workbench.engine import noise
 from workbench.engine.clock import PhaseClock
-from workbench.engine.noise import Key, Stream
 from workbench.engine.processing import best, law, logprobs, scores
+from workbench.engine.sampling import PositionNoise, check_alive, row_masks, row_paths
 from workbench.engine.seams import DraftTree, SpanPlan, Verdict, Verify
 from workbench.engine.sequence import Sequence
 from workbench.spec.events import TokenInfo, TokenSource
@@ -79,29 +78,26 @@ class Chooser:
         self, seq: Sequence, tree: DraftTree | None, rows: Tensor, sample: int
     ) -> tuple[Verdict | None, list[int]]:
         """Verify or sample with penalties, masks and temperature of the rows' own paths."""
-        paths = _paths(tree)
-        masks = None
+        paths = row_paths(tree)
+        masks, dead = None, set[int]()
         if seq.request.mask is not None:
-            masks = [seq.request.mask.allowed(seq.generated, path) for path in paths]
+            masks, dead = row_masks(seq.request.mask, tree, seq.generated)
         scored = scores(rows, seq.params, seq.generated, paths, seq.request.prompt, masks)
-        root = len(seq.tokens)
-        seed = seq.params.seed
-
-        def draw(p: Tensor, depth: int) -> int:
-            return noise.sample(p, Key(seed, sample, root + depth))
-
-        def coin(depth: int, i: int) -> float:
-            return noise.uniform(Key(seed, sample, root + depth, Stream.COIN), i)
-
+        noise = PositionNoise(seq.params.seed, sample, len(seq.tokens))
+        verdict: Verdict | None = None
         if seq.params.greedy:
             ids = best(scored)
             verdict = self.verify.greedy(tree, ids) if tree is not None and self.verify else None
-            return verdict, _tokens(seq, tree, verdict, ids[0])
-        p = law(scored, seq.params)
-        if tree is None or self.verify is None:
-            return None, [draw(p[0], 0)]
-        verdict = self.verify.sampled(tree, p, draw, coin)
-        return verdict, _tokens(seq, tree, verdict, verdict.token)
+            tokens = _tokens(seq, tree, verdict, ids[0])
+        else:
+            p = law(scored, seq.params)
+            if tree is None or self.verify is None:
+                tokens = [noise.token(p[0], 0)]
+            else:
+                verdict = self.verify.sampled(tree, p, noise.token, noise.coin)
+                tokens = _tokens(seq, tree, verdict, verdict.token)
+        check_alive(dead, verdict.path if verdict is not None else ())
+        return verdict, tokens
 
     def _infos(
         self,
@@ -145,12 +141,3 @@ def _tokens(seq: Sequence, tree: DraftTree | None, verdict: Verdict | None, firs
     if tree is None or verdict is None:
         return [first]
     return [*(tree.tokens[i] for i in verdict.path), verdict.token]
-
-
-def _paths(tree: DraftTree | None) -> list[list[int]]:
-    """Drafted ids from the root to each row, the root's own row (no ids) first."""
-    paths: list[list[int]] = [[]]
-    if tree is not None:
-        for token, parent in zip(tree.tokens, tree.parents, strict=True):
-            paths.append([*paths[parent + 1], token])
-    return paths

@@ -110,6 +110,7 @@ class NgramDrafter:
     def __init__(self, config: Config) -> None:
         self.max_draft = config.k
         self.config = config
+        self.max_draft = config.k
         self._indexes: dict[int, NgramIndex] = {}
 
     def begin(self, seq: int, tokens: Sequence[int]) -> None:

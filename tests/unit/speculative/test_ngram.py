@@ -76,6 +76,7 @@ def test_the_longest_ngram_wins_and_match_picks_the_occurrence():
 
 def test_the_draft_is_cut_at_the_room():
     drafter = bind(Config(k=4))
+    assert drafter.max_draft == 4
     ids = [1, 2, 3, 4, 5, 6, 1]
     drafter.begin(0, ids)
     assert propose(drafter, 0, ids, 99) == [2, 3, 4, 5]
