@@ -43,6 +43,7 @@ SPEC = TechniqueSpec(
     paper="https://github.com/apoorvumang/prompt-lookup-decoding",
     stages=("draft",),
     claims_slot=("drafter",),
+    provides=("drafter",),
     claims=(
         Claim(
             "2.4x faster decoding on average",

@@ -43,6 +43,7 @@ SPEC = TechniqueSpec(
     paper="https://arxiv.org/abs/2211.17192",
     stages=("verify",),
     claims_slot=("verify",),
+    needs=("drafter",),
     claims=(
         Claim(
             "2 to 2.5 times faster decoding without changing the distribution",
@@ -50,7 +51,6 @@ SPEC = TechniqueSpec(
             "https://arxiv.org/abs/2302.01318",
         ),
     ),
-    default_on=True,
 )
 
 
