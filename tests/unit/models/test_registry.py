@@ -318,11 +318,11 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
 
 
 def test_data_folder_of_a_wheel_comes_first(monkeypatch, tmp_path):
-    import workbench
+    from workbench.models import datadir
 
     (tmp_path / "workbench" / "_data").mkdir(parents=True)
     (tmp_path / "data").mkdir()
-    monkeypatch.setattr(workbench, "__path__", [str(tmp_path / "workbench")])
+    monkeypatch.setattr(datadir, "__file__", str(tmp_path / "workbench" / "models" / "datadir.py"))
     assert data_dir() == tmp_path / "workbench" / "_data"
     (tmp_path / "workbench" / "_data").rmdir()
     assert data_dir() == tmp_path / "data"
