@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.models.config import ModelConfig
-from workbench.models.norms import GATED, Norm, fast_norm, pinned_norm, pinned_rows
+from workbench.models.gated import GATED, pinned_gated
+from workbench.models.norms import Norm, fast_norm, pinned_norm
 from workbench.models.packed import LinearFn
 from workbench.models.rope import RopeTable, apply_rope
 from workbench.models.weightset import LayerWeights, WeightSet
@@ -59,8 +60,7 @@ class Decoder:
         norm = pinned_norm if self._pinned else fast_norm
         self._layers = [_bind(layer, norm, config.norm_eps) for layer in weights.layers]
         self._final_norm = norm(weights.final_gain, config.norm_eps)
-        gated = GATED[config.activation]
-        self._gated: LinearFn = (lambda x: pinned_rows(gated, x)) if self._pinned else gated
+        self._gated = pinned_gated(config.activation) if self._pinned else GATED[config.activation]
         # Scales q (not k) inside the rotation, which costs nothing per layer.
         scale = torch.ones((1, config.num_heads + config.num_kv_heads, 1), dtype=dtype, device=device)
         scale[:, : config.num_heads] = config.query_scale

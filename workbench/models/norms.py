@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from workbench.models.rowwise import pinned_rows
 
 Norm = Callable[[Tensor], Tensor]
-
-_SERIAL = 32_767  # largest tensor ATen's CPU loops never split between threads (GRAIN_SIZE is 32768)
 
 
 def fast_norm(gain: Tensor, eps: float) -> Norm:
@@ -46,36 +45,3 @@ def pinned_norm(gain: Tensor, eps: float) -> Norm:
         return pinned_rows(tile, x)
 
     return norm
-
-
-def pinned_rows(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a row-wise ``fn`` to as many rows of ``x`` [T, ...] at a time as one thread handles alone.
-
-    Larger tensors are split between threads at element boundaries, and an element at the end of a
-    piece takes the scalar code path: its last bit would depend on how many rows came with it.
-    """
-    rows = max(1, _SERIAL // max(1, x[0].numel()))
-    if x.shape[0] <= rows:
-        return fn(x)
-    return torch.cat([fn(tile) for tile in torch.split(x, rows)])
-
-
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """SwiGLU's product: ``silu(gate) * up`` of the fused [T, 2F], giving [T, F]."""
-    gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate).mul_(up)
-
-
-def gelu_mul(gate_up: Tensor) -> Tensor:
-    """GeGLU with the exact error function."""
-    gate, up = gate_up.chunk(2, -1)
-    return F.gelu(gate).mul_(up)
-
-
-def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
-    """GeGLU with the tanh approximation (Gemma)."""
-    gate, up = gate_up.chunk(2, -1)
-    return F.gelu(gate, approximate="tanh").mul_(up)
-
-
-GATED = {"silu": silu_mul, "gelu": gelu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}

@@ -79,13 +79,19 @@ def tiled(fn: LinearFn) -> LinearFn:
 
 
 def dense(weight: Tensor, bias: Tensor | None, *, pinned: bool) -> PackedLinear:
-    """``F.linear`` on a dense weight [n, k] in the residual dtype; shares the weight's storage."""
+    """``F.linear`` on a dense weight [n, k] in the residual dtype.
+
+    Shares the weight's storage, except in the pinned class when k is not a multiple of 16: rows of
+    a tile would then be aligned differently and take different code, so zeros are appended to both.
+    """
+    extra = -weight.shape[1] % 16 if pinned else 0
+    held = F.pad(weight, (0, extra)) if extra else weight
 
     def fn(x: Tensor) -> Tensor:
-        return F.linear(x, weight, bias)
+        return F.linear(F.pad(x, (0, extra)) if extra else x, held, bias)
 
     name = f"F.linear {_short(weight.dtype)}"
-    return _linear(fn, weight, name, (weight, bias), pinned=pinned)
+    return _linear(fn, weight, name, (held, bias), pinned=pinned)
 
 
 def onednn_float32(weight: Tensor, bias: Tensor | None, *, pinned: bool) -> PackedLinear:
@@ -100,12 +106,12 @@ def onednn_float32(weight: Tensor, bias: Tensor | None, *, pinned: bool) -> Pack
     return _linear(fn, weight, "oneDNN fp32", (packed, bias), pinned=pinned)
 
 
-def onednn_bfloat16(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+def onednn_bfloat16(weight: Tensor, bias: Tensor | None, *, pinned: bool) -> PackedLinear:
     """oneDNN's blocked bfloat16 weight for every row count.
 
     Activations are rounded to bfloat16 at the input, products accumulate in float32, and the sum is
-    rounded once to bfloat16 (the operation has no float32 output). ``bias`` is bfloat16. Its rows are
-    bit-equal whatever their number, so both numerics classes use it.
+    rounded once to bfloat16 (the operation has no float32 output). ``bias`` is bfloat16. A single row
+    is summed in another order than several, hence the tiles of the pinned class.
     """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
     pointwise, low, high = torch.ops.mkldnn._linear_pointwise.default, torch.bfloat16, torch.float32
@@ -114,22 +120,23 @@ def onednn_bfloat16(weight: Tensor, bias: Tensor | None) -> PackedLinear:
         out: Tensor = pointwise(x.to(low), packed, bias, "none", [], "")
         return out.to(high)
 
-    return _linear(fn, weight, "oneDNN bf16", (packed, bias), pinned=False)
+    return _linear(fn, weight, "oneDNN bf16", (packed, bias), pinned=pinned)
 
 
-def fbgemm_float16(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """FBGEMM's packed float16 weight with float32 output, for every row count.
+def fbgemm_float16(weight: Tensor, bias: Tensor | None, *, rounded: bool) -> PackedLinear:
+    """FBGEMM's packed float16 weight for every row count.
 
     ``weight`` must be exact in float16 (see ``sixteen_bit``). Activations are rounded to bfloat16 like
-    everywhere in a 16-bit weight set; products accumulate in float32. Rows are bit-equal whatever
-    their number.
+    everywhere in a 16-bit weight set and products accumulate in float32; ``rounded`` rounds the sum to
+    bfloat16, as the layers' other kernel does. Every row is summed alone, in one order: its bits do not
+    depend on the number of rows.
     """
     packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
     dynamic, low, high = torch.ops.quantized.linear_dynamic_fp16.default, torch.bfloat16, torch.float32
 
     def fn(x: Tensor) -> Tensor:
         out: Tensor = dynamic(x.to(low).to(high), packed)
-        return out
+        return out.to(low).to(high) if rounded else out
 
     n, k = weight.shape
     opaque = fbgemm_nbytes(n, k) + (0 if bias is None else 4 * n)

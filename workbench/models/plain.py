@@ -35,10 +35,11 @@ def plain_pack(dtype: torch.dtype, numerics: Numerics = "fast", device: torch.de
             return packed.dense(weight, bias, pinned=pinned)
         weight = sixteen_bit(weight).to(target)
         bias = None if bias is None else bias.to(target, torch.bfloat16)
-        if name == HEAD and target.type == "cpu" and _fbgemm() and fits_float16(weight):
-            return packed.fbgemm_float16(weight, bias)
+        # FBGEMM sums each row alone, which the pinned class needs; oneDNN is faster from a dozen rows on.
+        if (name == HEAD or pinned) and target.type == "cpu" and _fbgemm() and fits_float16(weight):
+            return packed.fbgemm_float16(weight, bias, rounded=name != HEAD)
         if onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return packed.onednn_bfloat16(weight, bias)
+            return packed.onednn_bfloat16(weight, bias, pinned=pinned)
         return packed.bfloat16_dense(weight, bias, pinned=pinned)
 
     return pack

@@ -44,7 +44,13 @@ def test_head_dim_need_not_divide_hidden():
 
 
 def test_kv_groups_put_layers_of_one_visibility_together():
-    gemma = {**LLAMA, "model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 8, "head_dim": 16}
+    gemma = {
+        **LLAMA,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 7,
+        "sliding_window": 8,
+        "head_dim": 16,
+    }
     config = ModelConfig.from_hf(gemma)
     assert config.layer_types == (SLIDING,) * 5 + (FULL, SLIDING)
     assert config.kv_groups == (KVGroup((0, 1, 2, 3, 4, 6), 8), KVGroup((5,), None))
@@ -72,7 +78,11 @@ def test_multimodal_gemma_reads_its_text_part():
 
 def test_gemma_old_and_new_rope_spellings_agree():
     base = {**LLAMA, "model_type": "gemma3_text", "head_dim": 16, "num_hidden_layers": 6, "sliding_window": 8}
-    old = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    old = {
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
     new = {
         "rope_parameters": {
             FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -87,7 +97,9 @@ def test_ldr_10_rope_scaling_counts_under_either_key_and_cannot_change_late():
     scaling = {"factor": 4.0, "original_max_position_embeddings": 32}
     old = ModelConfig.from_hf({**LLAMA, "rope_scaling": {"type": "yarn", **scaling}})
     new = ModelConfig.from_hf({**LLAMA, "rope_scaling": {"rope_type": "yarn", **scaling}})
-    newest = ModelConfig.from_hf({**LLAMA, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **scaling}})
+    newest = ModelConfig.from_hf(
+        {**LLAMA, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **scaling}}
+    )
     plain = ModelConfig.from_hf(LLAMA)
     rows = [frequencies(c.rope_of(FULL), c.head_dim, c.max_position) for c in (old, new, newest, plain)]
     assert torch.equal(rows[0], rows[1])
@@ -109,7 +121,10 @@ def test_ldr_10_rope_scaling_counts_under_either_key_and_cannot_change_late():
         ({"num_key_value_heads": 3}, "3 key/value heads"),
         ({"head_dim": 15}, "15"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
-        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1], "long_factor": [1]}}, "short_factor"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1], "long_factor": [1]}},
+            "short_factor",
+        ),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial"),
     ],
 )

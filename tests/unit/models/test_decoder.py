@@ -49,7 +49,12 @@ def llama(**changes):
 
 def gemma(**changes):
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    settings = {"layer_types": kinds, "sliding_window": 9, "query_pre_attn_scalar": 20, "final_logit_softcapping": 5.0}
+    settings = {
+        "layer_types": kinds,
+        "sliding_window": 9,
+        "query_pre_attn_scalar": 20,
+        "final_logit_softcapping": 5.0,
+    }
     return Gemma3TextConfig(**{**SIZES, **settings, **changes}), Gemma3ForCausalLM
 
 
@@ -77,7 +82,11 @@ FAMILIES = {
     "rope-yarn": lambda: llama(**rope("yarn", factor=4.0, original_max_position_embeddings=16)),
     "rope-llama3": lambda: llama(
         **rope(
-            "llama3", factor=4.0, original_max_position_embeddings=16, low_freq_factor=1.0, high_freq_factor=4.0
+            "llama3",
+            factor=4.0,
+            original_max_position_embeddings=16,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
         )
     ),
     "rope-longrope": lambda: llama(

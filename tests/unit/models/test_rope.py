@@ -113,6 +113,8 @@ def test_rotation_is_the_complex_product():
     positions = torch.tensor([0, 1, 7, 33, 63])
     cos, sin = table.gather(positions, 63)
     got = apply_rope(x, cos[:, None], sin[:, None])
-    turn = torch.polar(torch.ones(5, 4, dtype=torch.float64), positions[:, None] * frequencies(RopeSpec(), 8, 64))
+    turn = torch.polar(
+        torch.ones(5, 4, dtype=torch.float64), positions[:, None] * frequencies(RopeSpec(), 8, 64)
+    )
     expected = torch.complex(x[..., :4], x[..., 4:]) * turn[:, None]
     assert torch.allclose(got, torch.cat((expected.real, expected.imag), -1), rtol=0, atol=1e-14)
