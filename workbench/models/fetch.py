@@ -79,9 +79,8 @@ def _from_hub(
     if not hub.reachable():
         why = "HF_HUB_OFFLINE is set" if hub.offline() else f"no answer within {hub.PROBE_SECONDS:g} s"
         raise DownloadRefused(f"the hub was not asked for {source.repo} ({why})")
-    report(progress, 0.0, f"downloading {source.repo}")
     partial = cache_dir() / "downloads" / f"{entry.name}-{source.revision[:12]}"
-    hub.download(source, partial, cancel)
+    hub.download(source, partial, part(progress, 0.0, 0.95), cancel)
     with new_folder(target) as folder:
         for path in partial.iterdir():
             if path.is_file():

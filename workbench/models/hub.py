@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from workbench.models.cache import sha256_file
-from workbench.models.progress import Cancel, check_cancel
+from workbench.models.progress import Cancel, Progress, check_cancel, report
 from workbench.models.registry import HubSource
 from workbench.spec.errors import DownloadRefused
 
@@ -56,7 +56,9 @@ def reachable() -> bool:
     return bool(answer and answer[0])
 
 
-def download(source: HubSource, folder: Path, cancel: Cancel | None = None) -> None:
+def download(
+    source: HubSource, folder: Path, progress: Progress | None = None, cancel: Cancel | None = None
+) -> None:
     """Fill ``folder`` with the repository's files and check their sha256.
 
     Partial downloads resume from the hub's own cache. Raises ``DownloadRefused`` when the hub fails
@@ -68,8 +70,9 @@ def download(source: HubSource, folder: Path, cancel: Cancel | None = None) -> N
     try:
         listed = HfApi().list_repo_files(source.repo, revision=source.revision)
         wanted = [f for f in listed if any(Path(f).match(p) for p in FILES) and "/" not in f]
-        for name in wanted:
+        for i, name in enumerate(wanted):
             check_cancel(cancel, f"Downloading {source.repo}")
+            report(progress, i / len(wanted), f"downloading {source.repo}/{name}")
             hf_hub_download(source.repo, name, revision=source.revision, local_dir=folder)
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise DownloadRefused(
