@@ -7,6 +7,7 @@ a test that would need a download fails here instead of on a machine without a n
 from __future__ import annotations
 
 import functools
+import importlib.util
 import ipaddress
 import os
 import shutil
@@ -14,6 +15,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -113,6 +115,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker(marker) and (reason := _missing(marker)):
                 item.add_marker(pytest.mark.skip(reason=reason))
                 break
+
+
+def _by_path(name: str) -> ModuleType:
+    """A helper module next to this file; tests do not import one another."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    if spec is None or spec.loader is None:
+        raise ImportError(name)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def lab() -> ModuleType:
+    """Engines on random tiny models: ``lab.make_engine(...)``, ``lab.run_engine(...)``."""
+    return _by_path("random_models")
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from workbench.engine.clock import PhaseClock
-from workbench.engine.processing import best, law, logprobs, scores
+from workbench.engine.processing import best, law, logprobs, not_finite, scores
 from workbench.engine.sampling import PositionNoise, check_alive, row_masks, row_paths
 from workbench.engine.seams import DraftTree, SpanPlan, Verdict, Verify
 from workbench.engine.sequence import Sequence
+from workbench.spec.errors import RequestError
 from workbench.spec.events import TokenInfo, TokenSource
 
 Work = tuple[Sequence, SpanPlan, DraftTree | None]
@@ -33,49 +34,70 @@ class Chooser:
 
     def choose(
         self, logits: Tensor, work: Seq[Work], offsets: Seq[int], step: int, clock: PhaseClock
-    ) -> list[list[Tokens]]:
+    ) -> list[list[Tokens] | RequestError]:
         """Tokens per span: one entry for the sequence itself and one per sibling waiting for its prompt.
 
         ``logits`` [R, V]; span ``i`` owns ``span.logits`` rows from ``offsets[i]``. An empty list: nothing to sample yet.
+        A :class:`RequestError` (a mask that allows nothing, logits that are not finite) ends that request alone.
         """
         self.verdicts = {}
-        plain = [i for i, (seq, span, _) in enumerate(work) if span.logits and _plain(seq)]
-        chosen: list[int] = torch.argmax(logits, dim=-1).tolist() if plain else []
-        out: list[list[Tokens]] = []
+        chosen: list[int] = []
+        finite: list[bool] = []
+        if any(span.logits and _plain(seq) for seq, span, _ in work):
+            peak, index = torch.max(logits, dim=-1)  # ties: the lowest id
+            chosen, finite = index.tolist(), torch.isfinite(peak).tolist()
+        out: list[list[Tokens] | RequestError] = []
         for i, (seq, span, tree) in enumerate(work):
-            block = logits[offsets[i] : offsets[i] + span.logits]
-            if seq.params.prompt_logprobs is not None:
-                self._score_prompt(seq, span, block)
-            n_draft = len(tree.tokens) if tree is not None else 0
-            sampling = span.start + span.n_new - n_draft == len(seq.tokens) and seq.budget > 0
-            if not sampling:
-                out.append([])
-                continue
-            rows = block[len(block) - 1 - n_draft :]
-            if _plain(seq):
-                ids = chosen[offsets[i] + span.logits - 1 - n_draft : offsets[i] + span.logits]
-                verdict = self.verify.greedy(tree, ids) if tree is not None and self.verify else None
-                tokens = _tokens(seq, tree, verdict, ids[0])
-            else:
-                verdict, tokens = self._processed(seq, tree, rows, seq.sample)
-            if verdict is not None:
-                self.verdicts[seq.id] = verdict
-            infos = [self._infos(seq, tree, verdict, tokens, rows, step)]
-            for sibling in seq.siblings:
-                first = [ids[0]] if _plain(seq) else self._processed(sibling, None, rows, sibling.sample)[1]
-                infos.append(self._infos(sibling, None, None, first, rows, step))
-            out.append(infos)
+            rows = slice(offsets[i], offsets[i] + span.logits)
+            try:
+                out.append(self._span(seq, span, tree, logits[rows], chosen[rows], all(finite[rows]), step))
+            except RequestError as err:
+                out.append(err)
             clock("verify" if tree is not None else "sample")
         return out
 
-    def rule(self, seq: Sequence) -> str:
-        """Name of the verification rule in use."""
-        return self.verify.name if self.verify is not None else ""
+    def rule(self, tree: DraftTree, seq: Sequence) -> str:
+        """Name of the rule that judged a draft."""
+        return self.verify.rule_for(tree, greedy=seq.params.greedy) if self.verify is not None else ""
 
     # -- inside ---------------------------------------------------------------------------------------
 
+    def _span(
+        self,
+        seq: Sequence,
+        span: SpanPlan,
+        tree: DraftTree | None,
+        logits: Tensor,
+        chosen: list[int],
+        finite: bool,
+        step: int,
+    ) -> list[Tokens]:
+        if seq.params.prompt_logprobs is not None:
+            _score_prompt(seq, span, logits)
+        n_draft = len(tree.tokens) if tree is not None else 0
+        if span.start + span.n_new - n_draft < len(seq.tokens) or seq.budget == 0:
+            return []
+        rows = logits[len(logits) - 1 - n_draft :]
+        plain = _plain(seq)
+        verdict: Verdict | None = None
+        if plain:
+            if not finite:
+                raise not_finite()
+            ids = chosen[len(logits) - 1 - n_draft :]
+            verdict = self.verify.greedy(tree, ids) if tree is not None and self.verify else None
+            tokens = _tokens(tree, verdict, ids[0])
+        else:
+            verdict, tokens = self._processed(seq, tree, rows)
+        if verdict is not None:
+            self.verdicts[seq.id] = verdict
+        out = [_infos(seq, verdict, tokens, rows, step)]
+        for sibling in seq.siblings:
+            first = tokens[:1] if plain else self._processed(sibling, None, rows)[1]
+            out.append(_infos(sibling, None, first, rows, step))
+        return out
+
     def _processed(
-        self, seq: Sequence, tree: DraftTree | None, rows: Tensor, sample: int
+        self, seq: Sequence, tree: DraftTree | None, rows: Tensor
     ) -> tuple[Verdict | None, list[int]]:
         """Verify or sample with penalties, masks and temperature of the rows' own paths."""
         paths = row_paths(tree)
@@ -83,61 +105,61 @@ class Chooser:
         if seq.request.mask is not None:
             masks, dead = row_masks(seq.request.mask, tree, seq.generated)
         scored = scores(rows, seq.params, seq.generated, paths, seq.request.prompt, masks)
-        noise = PositionNoise(seq.params.seed, sample, len(seq.tokens))
+        noise = PositionNoise(seq.params.seed, seq.sample, len(seq.tokens))
         verdict: Verdict | None = None
         if seq.params.greedy:
             ids = best(scored)
             verdict = self.verify.greedy(tree, ids) if tree is not None and self.verify else None
-            tokens = _tokens(seq, tree, verdict, ids[0])
+            tokens = _tokens(tree, verdict, ids[0])
         else:
             p = law(scored, seq.params)
             if tree is None or self.verify is None:
                 tokens = [noise.token(p[0], 0)]
             else:
                 verdict = self.verify.sampled(tree, p, noise.token, noise.coin)
-                tokens = _tokens(seq, tree, verdict, verdict.token)
+                tokens = _tokens(tree, verdict, verdict.token)
         check_alive(dead, verdict.path if verdict is not None else ())
         return verdict, tokens
 
-    def _infos(
-        self,
-        seq: Sequence,
-        tree: DraftTree | None,
-        verdict: Verdict | None,
-        tokens: list[int],
-        rows: Tensor,
-        step: int,
-    ) -> Tokens:
-        """Attach position, source and log-probabilities to chosen tokens."""
-        scored = None
-        if seq.params.logprobs is not None:
-            at = [0, *(i + 1 for i in verdict.path)] if verdict is not None else [0]
-            scored = logprobs(rows[at], tokens, seq.params.logprobs)
-        out = []
-        for j, token in enumerate(tokens):
-            last = j == len(tokens) - 1
-            source: TokenSource = "plain"
-            if verdict is not None:
-                source = "accepted" if not last else "corrected" if verdict.corrected else "bonus"
-            value, top = scored[j] if scored is not None else (None, ())
-            out.append(TokenInfo(token, len(seq.tokens) + j, source, step, value, top))
-        return tuple(out)
 
-    def _score_prompt(self, seq: Sequence, span: SpanPlan, block: Tensor) -> None:
-        """Log-probabilities of the prompt tokens that follow this span's rows."""
-        targets = [t for t in seq.request.prompt[span.start + 1 : span.start + span.logits + 1]]
-        if not targets:
-            return
-        top = seq.params.prompt_logprobs or 0
-        for j, scored in enumerate(logprobs(block[: len(targets)], targets, top)):
-            seq.prompt_logprobs[span.start + 1 + j] = scored
+def _infos(
+    seq: Sequence,
+    verdict: Verdict | None,
+    tokens: list[int],
+    rows: Tensor,
+    step: int,
+) -> Tokens:
+    """Attach position, source and log-probabilities to chosen tokens."""
+    scored = None
+    if seq.params.logprobs is not None:
+        at = [0, *(i + 1 for i in verdict.path)] if verdict is not None else [0]
+        scored = logprobs(rows[at], tokens, seq.params.logprobs)
+    out = []
+    for j, token in enumerate(tokens):
+        last = j == len(tokens) - 1
+        source: TokenSource = "plain"
+        if verdict is not None:
+            source = "accepted" if not last else "corrected" if verdict.corrected else "bonus"
+        value, top = scored[j] if scored is not None else (None, ())
+        out.append(TokenInfo(token, len(seq.tokens) + j, source, step, value, top))
+    return tuple(out)
+
+
+def _score_prompt(seq: Sequence, span: SpanPlan, block: Tensor) -> None:
+    """Log-probabilities of the prompt tokens that follow this span's rows."""
+    targets = seq.request.prompt[span.start + 1 : span.start + span.logits + 1]
+    if not targets:
+        return
+    top = seq.params.prompt_logprobs or 0
+    for j, scored in enumerate(logprobs(block[: len(targets)], targets, top)):
+        seq.prompt_logprobs[span.start + 1 + j] = scored
 
 
 def _plain(seq: Sequence) -> bool:
     return seq.params.plain_greedy and seq.request.mask is None
 
 
-def _tokens(seq: Sequence, tree: DraftTree | None, verdict: Verdict | None, first: int) -> list[int]:
+def _tokens(tree: DraftTree | None, verdict: Verdict | None, first: int) -> list[int]:
     if tree is None or verdict is None:
         return [first]
     return [*(tree.tokens[i] for i in verdict.path), verdict.token]

@@ -8,6 +8,7 @@ that cannot be served raises when it is added; other requests are not affected.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from time import perf_counter
 
 from workbench.engine.choose import Chooser
@@ -20,7 +21,14 @@ from workbench.engine.seams import DraftContext, Drafter, DraftTree, SpanPlan, S
 from workbench.engine.sequence import Request, Sequence
 from workbench.engine.stops import StopMatcher
 from workbench.engine.text import MakeStream
-from workbench.spec.errors import CapacityError, DuplicateRequest, EmptyPrompt, MaskError, PromptTooLong
+from workbench.spec.errors import (
+    CapacityError,
+    DuplicateRequest,
+    EmptyPrompt,
+    MaskError,
+    PromptTooLong,
+    RequestError,
+)
 from workbench.spec.events import DraftRecord, FinishReason, RequestEvent, StepEvent, TokenInfo
 
 
@@ -155,7 +163,10 @@ class Engine:
                 out.logits, [(seq, span, drafts.get(seq.id)) for seq, span in spans], out.offsets, self.steps, clock
             )
             for (seq, span), choice in zip(spans, chosen, strict=True):
-                self._commit(seq, span, drafts.get(seq.id), choice, events, records)
+                if isinstance(choice, RequestError):
+                    events.extend(self._fail(seq, choice))
+                elif seq.state == "running":
+                    self._commit(seq, span, drafts.get(seq.id), choice, events, records)
             clock("commit")
         return self._step_event(clock, selection, drafts, records), events
 
@@ -235,7 +246,7 @@ class Engine:
                     accepted=accepted,
                     emitted=gained.kept,
                     source=tree.source,
-                    rule=self._chooser.rule(seq),
+                    rule=self._chooser.rule(tree, seq),
                     expected=path.expected,
                 )
             )
@@ -247,6 +258,10 @@ class Engine:
             events.append(self._event(seq, gained.infos, gained.text))
         if seq.finish is not None:
             self._retire(seq)
+
+    def _fail(self, seq: Sequence, error: RequestError) -> list[RequestEvent]:
+        """End the whole request of a sequence that cannot go on; others are not affected."""
+        return [replace(e, error=error.to_dict()) for e in self.abort(seq.request.id, "error")]
 
     def _fork(self, parent: Sequence, choices: list[tuple[TokenInfo, ...]], events: list[RequestEvent]) -> None:
         """The prompt is computed: its other samples start here, on shared pages."""

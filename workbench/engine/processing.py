@@ -111,7 +111,12 @@ def _check_finite(peak: Tensor) -> None:
             "The mask allows no token at all at this position.",
             hint="Let the mask allow an end token where its language ends.",
         )
-    raise RequestError(
+    raise not_finite()
+
+
+def not_finite() -> RequestError:
+    """The error of logits that are NaN or infinite."""
+    return RequestError(
         "The model's logits are not finite.",
         hint="Switch the techniques off one by one, or use a wider dtype, to find the layer that overflows.",
     )

@@ -265,6 +265,10 @@ class Verify(Protocol):
     name: str
     exact: bool
 
+    def rule_for(self, tree: DraftTree, *, greedy: bool) -> str:
+        """Name of the rule that judges a draft, e.g. ``r1``."""
+        ...
+
     def greedy(self, tree: DraftTree, best: Sequence[int]) -> Verdict:
         """Temperature 0: ``best[0]`` is the model's choice at the root, ``best[i + 1]`` at node ``i``."""
         ...

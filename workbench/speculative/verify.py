@@ -73,8 +73,10 @@ class ExactVerify:
             return rules.rejection(tree, p, sample, coin)
         return rules.match(tree, p, sample)
 
-    def rule_for(self, tree: DraftTree) -> str:
-        """The rule a draft is judged by above temperature 0, as recorded in ``DraftRecord.rule``."""
+    def rule_for(self, tree: DraftTree, *, greedy: bool = False) -> str:
+        """The rule a draft is judged by, as recorded in ``DraftRecord.rule``; R1 at temperature 0."""
+        if greedy:
+            return "r1"
         if self.rule == "auto":
             return "r3" if tree.q is None else "r2"
         if not tree.tokens:
