@@ -68,7 +68,10 @@ def random_source(family: str = "llama", seed: int = 0) -> DictSource:
     def matrix(*shape: int, scale: float = 0.15) -> torch.Tensor:
         return torch.randn(*shape, generator=gen) * scale
 
-    tensors = {"model.embed_tokens.weight": matrix(VOCAB, hidden, scale=0.5), "model.norm.weight": _gain(hidden, gen)}
+    tensors = {
+        "model.embed_tokens.weight": matrix(VOCAB, hidden, scale=0.5),
+        "model.norm.weight": _gain(hidden, gen),
+    }
     for i in range(config.num_layers):
         base = f"model.layers.{i}"
         for name, rows in (("q_proj", config.q_size), ("k_proj", config.kv_size), ("v_proj", config.kv_size)):
@@ -158,7 +161,9 @@ class Ran:
 
     def cached(self, request_id: str = "r0", sample: int = 0) -> int | None:
         """Prompt tokens found in the prefix cache."""
-        return next((e.cached_tokens for e in self._of(request_id, sample) if e.cached_tokens is not None), None)
+        return next(
+            (e.cached_tokens for e in self._of(request_id, sample) if e.cached_tokens is not None), None
+        )
 
     def logprobs(self, request_id: str = "r0", sample: int = 0) -> list[float | None]:
         """Log-probability of each output token."""

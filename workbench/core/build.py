@@ -78,7 +78,9 @@ def build_weights(
 def attention_op(plan: Plan, config: ModelConfig) -> AttentionOp:
     """The plan's attention form, or the default one for its numerics class."""
     sdpa = catalog.get("sdpa")
-    op: AttentionOp = _bound(plan, "attention", config) or sdpa.bind(sdpa.configure({}), context_of(plan, config))
+    op: AttentionOp = _bound(plan, "attention", config) or sdpa.bind(
+        sdpa.configure({}), context_of(plan, config)
+    )
     return op
 
 

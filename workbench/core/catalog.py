@@ -93,7 +93,9 @@ def normalise(recipe: Recipe) -> Recipe:
         technique = get(use.id)
         config = technique.configure(dict(use.options))
         kept = {o.name: getattr(config, o.name) for o in technique.options}
-        uses.append(Use.of(use.id, **{o.name: kept[o.name] for o in technique.options if kept[o.name] != o.default}))
+        uses.append(
+            Use.of(use.id, **{o.name: kept[o.name] for o in technique.options if kept[o.name] != o.default})
+        )
     return Recipe(tuple(uses))
 
 

@@ -106,9 +106,7 @@ def require(result: Plan | list[Conflict]) -> Plan:
     """The plan, or :class:`PlanError` carrying the conflicts."""
     if isinstance(result, Plan):
         return result
-    raise PlanError(
-        "The recipe does not fit: " + "; ".join(str(c) for c in result), conflicts=tuple(result)
-    )
+    raise PlanError("The recipe does not fit: " + "; ".join(str(c) for c in result), conflicts=tuple(result))
 
 
 def why_not(recipe: Recipe, technique_id: str, model: ModelFacts, **where: Any) -> list[Conflict]:
@@ -154,7 +152,9 @@ def _own_conflicts(
         out.append(Conflict(spec.id, "install", spec.package, remedy))
     kind = torch.device(device).type
     if kind not in spec.backends:
-        out.append(Conflict(spec.id, "device", kind, f"{spec.title} runs on {' or '.join(spec.backends)} only."))
+        out.append(
+            Conflict(spec.id, "device", kind, f"{spec.title} runs on {' or '.join(spec.backends)} only.")
+        )
     for need in spec.needs:
         if need not in provides:
             out.append(Conflict(spec.id, "engine", need, _NEEDS.get(need, f"{spec.title} needs {need}.")))
@@ -170,7 +170,11 @@ def _slot_conflicts(techniques: list[catalog.Technique]) -> list[Conflict]:
         for second in techniques[i + 1 :]:
             for slot in set(first.spec.claims_slot) & set(second.spec.claims_slot):
                 rule = _SLOTS.get(slot, f"one technique for {slot}")
-                out.append(Conflict(second.id, first.id, slot, f"There is {rule}: switch off {first.spec.title} first."))
+                out.append(
+                    Conflict(
+                        second.id, first.id, slot, f"There is {rule}: switch off {first.spec.title} first."
+                    )
+                )
     return out
 
 

@@ -1,4 +1,4 @@
-"""From collected events to a :class:`Run`: latency by its textbook definitions, memory, acceptance, provenance.
+"""From collected events to a :class:`Run`: latency as defined below, memory, acceptance, provenance.
 
 Definitions. TTFT: submission to the first token of an output. TPOT: (last token − first token) / (tokens − 1)
 of an output. ITL: time between two deliveries of an output (a delivery may hold several tokens). Decode
@@ -146,7 +146,9 @@ def latency(collected: Collected) -> tuple[Metric, ...]:
             spent = sum(s.phase_ms.get(phase, 0.0) for s in steps)
             out.append(Metric(f"phase_{phase}", spent / len(steps), "ms", n=len(steps), note="mean per step"))
         forward = sum(s.phase_ms.get("forward", 0.0) for s in steps)
-        out.append(Metric("overhead", 100 * (1 - forward / max(total, 1e-9)), "%", of="step time", better="lower"))
+        out.append(
+            Metric("overhead", 100 * (1 - forward / max(total, 1e-9)), "%", of="step time", better="lower")
+        )
     return tuple(out)
 
 

@@ -40,14 +40,14 @@ class Requested:
         mask: LogitsMask | None = None,
         salt: str = "",
     ) -> Requested:
-        """Text is encoded as it is, a list of messages through the chat template, ids are taken as they are."""
+        """Text is encoded as it is, messages go through the chat template, ids are taken as they are."""
         if isinstance(prompt, str):
             return cls(prompt, tuple(tokenizer.encode(prompt)), params, mask, salt)
         if prompt and isinstance(prompt[0], dict):
             chat = tokenizer.chat(prompt)  # type: ignore[arg-type]
             notices = (chat.fallback.notice,) if chat.fallback is not None else ()
             return cls(chat.text, tuple(chat.ids), params, mask, salt, notices)
-        ids = tuple(int(t) for t in prompt)  # type: ignore[arg-type, call-overload]
+        ids = tuple(int(t) for t in prompt)  # type: ignore[arg-type]
         known = [t for t in ids if 0 <= t < tokenizer.vocab_size]
         return cls(tokenizer.decode(known, skip_special=False), ids, params, mask, salt)
 

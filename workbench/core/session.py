@@ -16,7 +16,7 @@ import torch
 
 from workbench.core.jobs import Job
 from workbench.core.plan import ModelFacts, plan, require, why_not
-from workbench.core.runner import RequestJob, Requested
+from workbench.core.runner import Requested, RequestJob
 from workbench.core.state import EngineState
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
@@ -59,7 +59,12 @@ class Session:
         self.tokenizer = load_tokenizer(model)
         self.facts = ModelFacts(str(model), self.source.config, self.source.fingerprint)
         self.profile = profile
-        self._where: dict[str, Any] = {"dtype": dtype, "numerics": numerics, "device": device, "limits": limits}
+        self._where: dict[str, Any] = {
+            "dtype": dtype,
+            "numerics": numerics,
+            "device": device,
+            "limits": limits,
+        }
         self._plan = require(plan(recipe or Recipe(), self.facts, **self._where))
         self._listeners: list[Listener] = []
         self._lock = threading.Condition()
@@ -108,7 +113,7 @@ class Session:
         salt: str = "",
         label: str = "",
     ) -> RequestJob:
-        """Queue one prompt: text, token ids, or chat messages. Returns a *request* job; its result is a :class:`Run`.
+        """Queue one prompt (text, token ids, or chat messages); the *request* job's result is a :class:`Run`.
 
         Errors of the request itself (empty, too long, can never fit) end that job only.
         """
@@ -135,7 +140,9 @@ class Session:
         return job
 
     def generate(self, prompts: str | Sequence[Any], **sampling: Any) -> Run:
-        """Generate and wait. ``prompts`` is a text, chat messages, or a list of texts; keywords as in :class:`SamplingParams`.
+        """Generate and wait. ``prompts`` is a text, chat messages, or a list of texts.
+
+        Keywords are those of :class:`SamplingParams`.
 
         With several prompts, prompt ``i`` uses ``seed + i``. An interrupt cancels the run.
         """
@@ -147,7 +154,7 @@ class Session:
         return run
 
     def task(self, label: str, work: Task) -> Job:
-        """Queue long work. ``work(job, engine)`` is a generator: the worker advances it one ``yield`` at a time, between steps.
+        """Queue long work: the generator ``work(job, engine)`` is advanced by one ``yield`` between steps.
 
         Its return value becomes the job's result; cancelling takes effect at the next ``yield``.
         """
@@ -234,7 +241,7 @@ class Session:
                         self._state.advance(self._emit)
                 elif self._tasks:
                     self._advance_task()
-            except BaseException as err:  # noqa: BLE001 - whatever happens, the worker stays alive
+            except BaseException as err:
                 self._state.fail_all(err)
         self._shut()
 
@@ -248,7 +255,7 @@ class Session:
             with torch.inference_mode():
                 self._state.rebuild(wanted, lambda f, what: job.progress(f, 1.0, "", what), job.token)
             job.finish(wanted)
-        except BaseException as err:  # noqa: BLE001 - becomes the job's error
+        except BaseException as err:
             job.fail(err)
             self._state.broken = job.error
             with self._lock:
@@ -284,5 +291,5 @@ class Session:
         for listener in list(self._listeners):
             try:
                 listener(event)
-            except Exception:  # noqa: BLE001 - a broken view must not stop the engine
+            except Exception:
                 self._listeners.remove(listener)

@@ -105,7 +105,7 @@ class EngineState:
             return False
         except StopIteration as end:
             job.finish(end.value)
-        except BaseException as err:  # noqa: BLE001 - becomes the job's error
+        except BaseException as err:
             if self._task is not None:
                 self._task[1].close()
             job.fail(err)

@@ -37,8 +37,9 @@ class Chooser:
     ) -> list[list[Tokens] | RequestError]:
         """Tokens per span: one entry for the sequence itself and one per sibling waiting for its prompt.
 
-        ``logits`` [R, V]; span ``i`` owns ``span.logits`` rows from ``offsets[i]``. An empty list: nothing to sample yet.
-        A :class:`RequestError` (a mask that allows nothing, logits that are not finite) ends that request alone.
+        ``logits`` [R, V]; span ``i`` owns ``span.logits`` rows from ``offsets[i]``. An empty list: nothing
+        to sample yet. A :class:`RequestError` (a mask that allows nothing, logits that are not finite) ends
+        that request alone.
         """
         self.verdicts = {}
         chosen: list[int] = []

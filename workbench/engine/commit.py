@@ -6,7 +6,8 @@ at exactly that token, whether it was drafted or not; what lies behind it is dro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence as Seq
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from workbench.engine.sequence import Sequence

@@ -97,7 +97,9 @@ class Engine:
             raise EmptyPrompt("The prompt has no tokens.", hint="Give at least one token or some text.")
         bad = next((t for t in prompt if not 0 <= t < self.vocab_size), None)
         if bad is not None:
-            raise MaskError(f"Token id {bad} of the prompt is not in the vocabulary of {self.vocab_size} tokens.")
+            raise MaskError(
+                f"Token id {bad} of the prompt is not in the vocabulary of {self.vocab_size} tokens."
+            )
         room = self.context - len(prompt)
         if room < 0 or (room == 0 and params.max_tokens > 0):
             raise PromptTooLong(
@@ -108,7 +110,7 @@ class Engine:
         slots = len(prompt) + max(budget - 1, 0)
         if self.kv.pages_for(slots) > self.kv.pages:
             raise CapacityError(
-                f"The request needs {slots} KV slots ({self.kv.pages_for(slots)} pages of {self.kv.page_size}); "
+                f"It needs {slots} KV slots ({self.kv.pages_for(slots)} pages of {self.kv.page_size}); "
                 f"the whole pool has {self.kv.pages} pages.",
                 hint="Lower max_tokens, shorten the prompt, or enlarge the KV pool (kv_pool_tokens).",
             )
@@ -131,7 +133,7 @@ class Engine:
         return events
 
     def reset(self) -> list[RequestEvent]:
-        """End every request, for example after an exception inside a step; the engine is usable afterwards."""
+        """End every request, e.g. after an exception inside a step; the engine is usable afterwards."""
         return [e for request_id in self.alive() for e in self.abort(request_id, "error")]
 
     def sequences(self, request_id: str) -> list[Sequence]:
@@ -160,7 +162,11 @@ class Engine:
             out = self.executor.forward(prepared)
             clock("forward")
             chosen = self._chooser.choose(
-                out.logits, [(seq, span, drafts.get(seq.id)) for seq, span in spans], out.offsets, self.steps, clock
+                out.logits,
+                [(seq, span, drafts.get(seq.id)) for seq, span in spans],
+                out.offsets,
+                self.steps,
+                clock,
             )
             for (seq, span), choice in zip(spans, chosen, strict=True):
                 if isinstance(choice, RequestError):
@@ -199,7 +205,9 @@ class Engine:
         trees = self.drafter.propose(contexts) if contexts else []
         return {c.seq: t for c, t in zip(contexts, trees, strict=True) if t is not None and t.tokens}
 
-    def _spans(self, selection: Selection, drafts: Mapping[int, DraftTree]) -> list[tuple[Sequence, SpanPlan]]:
+    def _spans(
+        self, selection: Selection, drafts: Mapping[int, DraftTree]
+    ) -> list[tuple[Sequence, SpanPlan]]:
         out = []
         for seq, n in [(s, 1) for s in selection.decodes] + selection.prefills:
             start, done = seq.computed, seq.computed + n == len(seq.tokens)
@@ -263,7 +271,9 @@ class Engine:
         """End the whole request of a sequence that cannot go on; others are not affected."""
         return [replace(e, error=error.to_dict()) for e in self.abort(seq.request.id, "error")]
 
-    def _fork(self, parent: Sequence, choices: list[tuple[TokenInfo, ...]], events: list[RequestEvent]) -> None:
+    def _fork(
+        self, parent: Sequence, choices: list[tuple[TokenInfo, ...]], events: list[RequestEvent]
+    ) -> None:
         """The prompt is computed: its other samples start here, on shared pages."""
         siblings, parent.siblings = parent.siblings, []
         for child, infos in zip(siblings, choices, strict=True):
@@ -307,7 +317,11 @@ class Engine:
         return {**self.static_bytes, **self.kv.nbytes(self.scheduler.running), "draft": draft}
 
     def _step_event(
-        self, clock: PhaseClock, selection: Selection, drafts: Mapping[int, DraftTree], records: list[DraftRecord]
+        self,
+        clock: PhaseClock,
+        selection: Selection,
+        drafts: Mapping[int, DraftTree],
+        records: list[DraftRecord],
     ) -> StepEvent:
         pool = self.kv.pools[0]
         prefill = sum(n for _, n in selection.prefills)

@@ -28,7 +28,7 @@ class StepOutput:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The tensors of one step: ids and positions [T], rows that need logits, K/V reads and writes per group."""
+    """Tensors of one step: ids and positions [T], rows that need logits, K/V reads and writes per group."""
 
     ids: Tensor
     positions: Tensor
@@ -59,7 +59,9 @@ class Executor:
             )
             for group in config.kv_groups
         ]
-        self._home = {layer: (g, i) for g, kv in enumerate(config.kv_groups) for i, layer in enumerate(kv.layers)}
+        self._home = {
+            layer: (g, i) for g, kv in enumerate(config.kv_groups) for i, layer in enumerate(kv.layers)
+        }
         self._plans: list[Any] = [None] * len(stores)
 
     def prepare(self, plan: StepPlan) -> Prepared:
@@ -77,7 +79,9 @@ class Executor:
         return Prepared(
             ids=torch.tensor(tokens, device=self.device),
             positions=positions,
-            rows=None if len(rows) == len(tokens) else torch.tensor(rows, dtype=torch.int64, device=self.device),
+            rows=None
+            if len(rows) == len(tokens)
+            else torch.tensor(rows, dtype=torch.int64, device=self.device),
             offsets=tuple(offsets),
             reads=reads,
             wheres=wheres,

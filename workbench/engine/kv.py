@@ -50,13 +50,8 @@ class KVCache:
         """Pages that hold so many slots (a whole reservation when caches are contiguous)."""
         return -(-(max(slots, self.reserve) if self.reserve else slots) // self.page_size)
 
-    def fits_ever(self, slots: int, samples: int, shared: int) -> bool:
-        """Could ``samples`` sequences of ``slots`` slots, sharing ``shared`` prompt slots, ever fit an empty pool?"""
-        full = 0 if self.reserve else shared // self.page_size
-        return full + samples * (self.pages_for(slots) - full) <= self.pages
-
     def admit(self, seq: Sequence, slots: int) -> bool:
-        """Give a sequence pages for ``slots`` slots, reusing cached ones; False, changing nothing, if it must wait."""
+        """Give a sequence pages for ``slots`` slots, reusing cached ones; False, unchanged, if it must wait."""
         hits = []
         if self.index is not None and seq.params.prompt_logprobs is None:
             hits = self.index.lookup(seq.tokens, self._namespace(seq), len(seq.tokens) - 1)
@@ -82,7 +77,9 @@ class KVCache:
         need = self.pages_for(slots) - len(seq.tables[0])
         first = seq.computed // self.page_size
         last = -(-slots // self.page_size)
-        shared = [i for i in range(first, min(last, len(seq.tables[0]))) if self.pools[0].refs[seq.tables[0][i]] > 1]
+        shared = [
+            i for i in range(first, min(last, len(seq.tables[0]))) if self.pools[0].refs[seq.tables[0][i]] > 1
+        ]
         if need <= 0 and not shared:
             return True
         fresh = self._allocate(max(need, 0) + len(shared))
@@ -99,8 +96,12 @@ class KVCache:
         return True
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Give ``child`` the parent's pages, shared; contiguous caches are copied instead. False if it must wait."""
-        child.chain, child.computed, child.cached_tokens = list(parent.chain), parent.computed, parent.computed
+        """Share the parent's pages with ``child`` (contiguous caches are copied); False if it must wait."""
+        child.chain, child.computed, child.cached_tokens = (
+            list(parent.chain),
+            parent.computed,
+            parent.computed,
+        )
         if not self.reserve:
             for pool, table in zip(self.pools, parent.tables, strict=True):
                 pool.share(table)
@@ -139,7 +140,7 @@ class KVCache:
             seq.chain.append(entry)
 
     def move(self, seq: Sequence, source: Seq[int], target: Seq[int]) -> None:
-        """Move the rows at slot indices ``source`` of the sequence to ``target``: compacts an accepted tree path."""
+        """Move rows at slot indices ``source`` of the sequence to ``target``: compacts an accepted path."""
         for store, table in zip(self.stores, seq.tables, strict=True):
             store.move(self._slots(table, source), self._slots(table, target))
 
@@ -165,7 +166,9 @@ class KVCache:
 
         The categories add up to the storages held.
         """
-        out = dict.fromkeys(("kv_payload", "kv_meta", "fragmentation", "kv_cached", "kv_free", "workspace"), 0)
+        out = dict.fromkeys(
+            ("kv_payload", "kv_meta", "fragmentation", "kv_cached", "kv_free", "workspace"), 0
+        )
         for g, (pool, store) in enumerate(zip(self.pools, self.stores, strict=True)):
             held = store.nbytes()
             filled: dict[int, int] = {}

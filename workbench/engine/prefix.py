@@ -47,7 +47,7 @@ class PrefixIndex:
         return sum(len(v) for v in self._by_digest.values())
 
     def lookup(self, tokens: Sequence[int], namespace: bytes, limit: int) -> list[Entry]:
-        """Entries of the leading full pages of ``tokens``, covering at most ``limit`` tokens; the first gap ends it."""
+        """Entries of the leading full pages, at most ``limit`` tokens of them; the first gap ends it."""
         out: list[Entry] = []
         parent: Entry | None = None
         for end in range(self.page_size, min(limit, len(tokens)) + 1, self.page_size):
@@ -94,7 +94,7 @@ class PrefixIndex:
 
 
 def _same_chain(entry: Entry, parent: Entry | None, namespace: bytes) -> bool:
-    """True when ``entry`` continues ``parent``: the same object, or (after an eviction) the same tokens all the way."""
+    """True when ``entry`` continues ``parent``: the same object, or the same tokens all the way up."""
     if entry.namespace != namespace:
         return False
     mine = entry.parent

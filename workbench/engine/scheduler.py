@@ -24,7 +24,7 @@ from workbench.engine.sequence import Sequence
 
 @dataclass
 class Selection:
-    """Sequences of a step with their token counts; ``room`` says how many draft tokens each decode may add."""
+    """Sequences of a step with their token counts; ``room``: draft tokens each decode may add."""
 
     decodes: list[Sequence] = field(default_factory=list)
     prefills: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Scheduler:
         self.waiting.append(seq)
 
     def select(self, draft_room: int) -> Selection:
-        """Choose the step's sequences; pages of decodes are secured in :meth:`secure`, once drafts are known."""
+        """Choose the step's sequences; :meth:`secure` finds pages for them, once drafts are known."""
         out = Selection()
         left = self.budget or 1 << 60
         decodes = [s for s in self.running if s.pending == 1]

@@ -18,6 +18,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+CPU = torch.device("cpu")
+
 # -- the step as plain data -----------------------------------------------------------------
 
 
@@ -72,7 +74,7 @@ class PageGeometry:
     page_size: int
     pages: int
     dtype: torch.dtype
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,20 @@ class KVCodec(Protocol):
     ``key`` identifies everything that shapes the bytes (codec, version, options, calibration).
     """
 
-    key: str
-    grain: Literal["token", "page"]
-    in_place: bool
+    @property
+    def key(self) -> str:
+        """Names codec, version, options and calibration."""
+        ...
+
+    @property
+    def grain(self) -> Literal["token", "page"]:
+        """When bytes are encoded."""
+        ...
+
+    @property
+    def in_place(self) -> bool:
+        """Whether attention reads the planes as they are."""
+        ...
 
     def planes(self, geometry: PageGeometry) -> tuple[PlaneSpec, ...]:
         """The planes of a page; raises :class:`OptionError` when the geometry cannot be encoded."""
@@ -132,7 +145,7 @@ class KVCodec(Protocol):
 
 @dataclass(frozen=True)
 class AttentionSpan:
-    """A span as attention sees it: ``table`` holds ids into the K/V tensors it is given (pool or workspace)."""
+    """A span as attention sees it: ``table`` holds ids into the K/V tensors given (pool or workspace)."""
 
     n_new: int
     start: int
@@ -229,7 +242,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
-        """One draft per context, None for a plain decode; never more than ``room`` tokens deep or wide in total."""
+        """One draft per context, None for a plain decode; never more than ``room`` tokens in all."""
         ...
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
@@ -250,7 +263,7 @@ class Verdict:
     """Outcome of verification: accepted nodes in order, then one token of the model's own.
 
     ``corrected``: the extra token replaces a rejected draft (False: it follows a fully accepted path).
-    ``expected``: Σ min(p, q) of the nodes that were reached, one entry each (Rao–Blackwell estimate of acceptance).
+    ``expected``: Σ min(p, q) of each node that was reached (Rao–Blackwell estimate of acceptance).
     """
 
     path: tuple[int, ...]

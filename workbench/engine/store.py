@@ -36,7 +36,9 @@ class PageStore:
         self.specs = codec.planes(geometry)
         rows = geometry.pages + 1  # page 0 is the null page
         self.planes = {s.name: _zeros(geometry, rows, s.dtype, s.shape) for s in self.specs}
-        self.positions = torch.full((rows * geometry.page_size,), -1, dtype=torch.int32, device=geometry.device)
+        self.positions = torch.full(
+            (rows * geometry.page_size,), -1, dtype=torch.int32, device=geometry.device
+        )
         self._layers = [{n: t[i] for n, t in self.planes.items()} for i in range(geometry.layers)]
         self._open_codec = open_codec
         self._open_of: dict[int, int] = {}
@@ -110,7 +112,7 @@ class PageStore:
     # -- a step -----------------------------------------------------------------------------------
 
     def begin(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Note the absolute positions of the slots (int64 [T]) about to be written; returns where to write."""
+        """Note absolute positions of the slots (int64 [T]) about to be written; returns where to write."""
         self.positions[slots] = positions.to(torch.int32)
         return self._open_slots(slots) if self.codec.grain == "page" else slots
 
@@ -138,7 +140,7 @@ class PageStore:
         )
 
     def read(self, layer: int, plan: ReadPlan) -> tuple[Tensor, Tensor]:
-        """K and V [N, Hkv, P, D] of one layer: the pool itself, or the workspace (valid until the next read)."""
+        """K and V [N, Hkv, P, D] of one layer: the pool, or the workspace (valid until the next read)."""
         planes = self._layers[layer]
         if plan.compact is None:
             return planes["k"], planes["v"]

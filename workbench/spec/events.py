@@ -100,7 +100,7 @@ class RequestEvent:
 
 @dataclass(frozen=True)
 class JobEvent:
-    """State and progress of a job; ``done``/``total`` in ``unit``; ``error`` as ``WorkbenchError.to_dict``."""
+    """State and progress of a job, ``done`` of ``total`` in ``unit``; ``error`` as in ``WorkbenchError``."""
 
     job_id: str
     kind: JobClass

@@ -26,7 +26,7 @@ class Use:
     options: tuple[tuple[str, Scalar], ...] = ()
 
     @classmethod
-    def of(cls, id: str, /, **options: Scalar) -> Use:  # noqa: A002
+    def of(cls, id: str, /, **options: Scalar) -> Use:
         """``Use.of("kivi", bits=2)``."""
         return cls(id, tuple(sorted(options.items())))
 
@@ -38,7 +38,9 @@ class Use:
             return cls.from_json(_loads(text))
         id_, _, rest = text.partition(":")
         if not id_:
-            raise RecipeError(f"{text!r} names no technique.", hint="Write ID or ID:option=value,option=value.")
+            raise RecipeError(
+                f"{text!r} names no technique.", hint="Write ID or ID:option=value,option=value."
+            )
         options: dict[str, Scalar] = {}
         for item in filter(None, rest.split(",")):
             name, sep, value = item.partition("=")
@@ -53,7 +55,9 @@ class Use:
         if isinstance(data, str):
             return cls(data)
         if not isinstance(data, Mapping) or not isinstance(data.get("id"), str):
-            raise RecipeError(f"{data!r} is not a technique entry.", hint='Write {"id": "...", "option": value}.')
+            raise RecipeError(
+                f"{data!r} is not a technique entry.", hint='Write {"id": "...", "option": value}.'
+            )
         options = {str(k): v for k, v in data.items() if k != "id"}
         for name, value in options.items():
             if not isinstance(value, bool | int | float | str):
@@ -92,7 +96,9 @@ class Recipe:
         seen: set[str] = set()
         for use in self.uses:
             if use.id in seen:
-                raise RecipeError(f"{use.id!r} appears twice in the recipe.", hint="Keep one entry per technique.")
+                raise RecipeError(
+                    f"{use.id!r} appears twice in the recipe.", hint="Keep one entry per technique."
+                )
             seen.add(use.id)
 
     @classmethod
@@ -108,14 +114,16 @@ class Recipe:
         if isinstance(data, Mapping):
             data = data.get("uses")
         if not isinstance(data, Iterable) or isinstance(data, str):
-            raise RecipeError("A recipe is a list of techniques.", hint='For example ["paged", {"id": "kivi"}].')
+            raise RecipeError(
+                "A recipe is a list of techniques.", hint='For example ["paged", {"id": "kivi"}].'
+            )
         return cls(tuple(Use.from_json(item) for item in data))
 
     def to_json(self) -> list[dict[str, Scalar]]:
         """A list of entries, stable under a round trip."""
         return [u.to_json() for u in self.uses]
 
-    def get(self, id: str) -> Use | None:  # noqa: A002
+    def get(self, id: str) -> Use | None:
         """The entry of a technique, or None when it is off."""
         return next((u for u in self.uses if u.id == id), None)
 
@@ -142,13 +150,15 @@ class Recipe:
     @property
     def key(self) -> str:
         """Hex digest of the recipe; independent of the order of its techniques and options."""
-        text = json.dumps(sorted((u.to_json() for u in self.uses), key=lambda d: str(d["id"])), sort_keys=True)
+        text = json.dumps(
+            sorted((u.to_json() for u in self.uses), key=lambda d: str(d["id"])), sort_keys=True
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __iter__(self) -> Iterator[Use]:
         return iter(self.uses)
 
-    def __contains__(self, id: object) -> bool:  # noqa: A002
+    def __contains__(self, id: object) -> bool:
         return any(u.id == id for u in self.uses)
 
     def __len__(self) -> int:

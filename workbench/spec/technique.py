@@ -18,8 +18,20 @@ from workbench.spec.errors import OptionError
 
 Kind = Literal["exact", "lossy", "simulated"]
 Seam = Literal[
-    "pages", "prefix", "kv_codec", "kv_selector", "attention", "drafter", "verify", "placement",
-    "weights", "router", "dispatch", "layer_policy", "logits_mask", "scheduler",
+    "pages",
+    "prefix",
+    "kv_codec",
+    "kv_selector",
+    "attention",
+    "drafter",
+    "verify",
+    "placement",
+    "weights",
+    "router",
+    "dispatch",
+    "layer_policy",
+    "logits_mask",
+    "scheduler",
 ]
 Scalar = bool | int | float | str
 
@@ -66,7 +78,7 @@ class TechniqueSpec:
 def option(
     default: Scalar,
     *,
-    help: str,  # noqa: A002 - the field's name in every CLI library
+    help: str,
     unit: str = "",
     choices: tuple[Scalar, ...] = (),
     low: float | None = None,
@@ -110,9 +122,10 @@ class Option:
         out: Scalar = value  # type: ignore[assignment]
         if self.choices and out not in self.choices:
             raise OptionError(f"{where} = {value!r} is not one of its choices.", hint=self.allowed())
-        if isinstance(out, int | float) and not isinstance(out, bool):
-            if self.low is not None and out < self.low or self.high is not None and out > self.high:
-                raise OptionError(f"{where} = {value!r} is out of range.", hint=self.allowed())
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        if not isinstance(out, bool | str) and not low <= out <= high:
+            raise OptionError(f"{where} = {value!r} is out of range.", hint=self.allowed())
         return out
 
     def allowed(self) -> str:
