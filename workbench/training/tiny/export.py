@@ -25,7 +25,13 @@ from workbench.training.tiny.train import Settings
 
 
 def write_model(
-    folder: Path, model: LlamaForCausalLM, corpus: Corpus, progress: Progress, settings: Settings, text: Path
+    folder: Path,
+    model: LlamaForCausalLM,
+    corpus: Corpus,
+    progress: Progress,
+    settings: Settings,
+    text: Path,
+    note: str = "",
 ) -> dict[str, TextScore]:
     """Write the folder; returns the scores by source on the evaluation text in ``text``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,6 +42,7 @@ def write_model(
         bos_token_id=END_OF_TEXT, eos_token_id=[IM_END, END_OF_TEXT], pad_token_id=END_OF_TEXT
     )
     rounded.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
     tokenizer = wrap(corpus.tokenizer, context)
     tokenizer.save_pretrained(folder, save_jinja_files=False)
     _write_curve(folder / "curve.csv", progress)
@@ -45,6 +52,7 @@ def write_model(
         "weights_sha256": weights,
         "parameters": sum(parameter.numel() for parameter in rounded.parameters()),
         "settings": asdict(settings),
+        "note": note,
         "steps": progress.step,
         "tokens": progress.tokens,
         "seconds": round(progress.seconds, 1),
