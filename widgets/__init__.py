@@ -4,3 +4,29 @@ Importing this package costs nothing and needs nothing beyond the core: ipywidge
 belong to the `lab` extra and are imported by the modules that draw, at the moment they are used. Widgets sit
 on top of everything; no other package imports them, and they never import a technique's module.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_WHERE = {
+    "Panel": "panel",
+    "PanelState": "state",
+    "Table": "table",
+    "parameters": "parameters",
+    "to_figure": "views",
+    "to_table": "views",
+}
+
+__all__ = ["Panel", "PanelState", "Table", "parameters", "to_figure", "to_table"]  # noqa: F822 - lazy
+
+
+def __getattr__(name: str) -> Any:
+    """Public names, imported when they are first used."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    # The module `parameters` and its function share a name; importing the module binds the module.
+    globals()[name] = value
+    return value

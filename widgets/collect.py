@@ -1,0 +1,129 @@
+"""A run as it grows: events in, the numbers and words on screen out.
+
+Written by the session's worker, read by the publisher; the controller's lock guards both. Latency follows the
+definitions of ``workbench.core.report``; acceptance is computed where it always is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.spec.events import PHASES, DraftRecord, RequestEvent, StepEvent, TokenInfo
+from workbench.speculative.stats import acceptance
+from workbench.widgets.words import KV_IN_USE
+
+MAX_TOKENS = 4000  # tokens kept on screen
+STRIP = 120  # steps in the strip
+
+
+@dataclass
+class LiveRun:
+    """What one run has shown so far. Times are seconds of ``perf_counter``."""
+
+    recipe_key: str
+    recipe: str
+    submitted: float
+    total: int
+    decode: Callable[[Sequence[int]], str]
+    stream: Any = None  # StreamDecoder: text per token of the first sample
+    pieces: list[list[Any]] = field(default_factory=list)  # [text, source, step, logprob]
+    steps: list[StepEvent] = field(default_factory=list)
+    drafts: list[DraftRecord] = field(default_factory=list)
+    tokens: int = 0
+    first: tuple[float, int] | None = None  # (time, tokens) of the first delivery
+    last: float = 0.0
+    plain: int = 0
+    samples: set[int] = field(default_factory=set)
+
+    def take_step(self, event: StepEvent) -> None:
+        """One engine step."""
+        self.steps.append(event)
+        self.drafts.extend(event.drafts)
+
+    def take(self, event: RequestEvent) -> None:
+        """What the request gained; text of the first sample is shown."""
+        self.samples.add(event.sample)
+        self.plain += sum(t.source == "plain" for t in event.tokens)
+        if event.tokens:
+            self.tokens += len(event.tokens)
+            self.first = self.first or (event.time, self.tokens)
+            self.last = event.time
+        if event.sample == 0:
+            self.pieces.extend(self._split(event))
+            del self.pieces[:-MAX_TOKENS]
+
+    def _split(self, event: RequestEvent) -> list[list[Any]]:
+        """The event's text cut at its tokens; joined, the parts are the event's text."""
+        parts = [self._piece(t) for t in event.tokens]
+        texts = [self.stream.push([t.id]) if self.stream is not None else "" for t in event.tokens]
+        rest = event.text
+        for part, text in zip(parts, texts, strict=True):
+            part[0] = text if rest.startswith(text) else rest
+            rest = rest[len(part[0]) :]
+        if rest:  # held back earlier (half a character, a possible stop string)
+            if parts:
+                parts[-1][0] += rest
+            else:
+                parts.append([rest, "plain", event.step, None])
+        return [p for p in parts if p[0]]
+
+    @staticmethod
+    def _piece(token: TokenInfo) -> list[Any]:
+        return ["", token.source, token.step, token.logprob]
+
+    # -- what is shown --------------------------------------------------------------------------------
+
+    def latency(self) -> dict[str, float]:
+        """TTFT and TPOT in ms, decode speed in tokens/s; what cannot be known yet is left out."""
+        if self.first is None:
+            return {}
+        out = {"ttft": (self.first[0] - self.submitted) * 1e3}
+        later, span = self.tokens - self.first[1], self.last - self.first[0]
+        if later > 0 and span > 0:
+            out["decode_speed"] = later / span
+            out["tpot"] = span * 1e3 / later * max(len(self.samples), 1)
+        return out
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by category at the fullest step, as a run reports them."""
+        fullest = max(self.steps, key=lambda s: s.bytes.get("kv_payload", 0), default=None)
+        return dict(fullest.bytes) if fullest is not None else {}
+
+    def acceptance(self) -> dict[str, Any]:
+        """τ, rate and survival by position; empty when nothing was drafted."""
+        if not self.drafts:
+            return {}
+        a = acceptance(self.drafts, self.plain)
+        return {"tau": a.tau, "rate": a.rate, "survival": list(a.survival), "steps": a.steps}
+
+    def strip(self) -> list[dict[str, Any]]:
+        """The last steps: milliseconds per phase, and rows forwarded."""
+        return [
+            {"step": s.step, "rows": s.rows, "ms": [s.phase_ms.get(p, 0.0) for p in PHASES]}
+            for s in self.steps[-STRIP:]
+        ]
+
+    def kv_line(self, points: int = 160) -> list[int]:
+        """KV bytes in use over the run, at most ``points`` of them."""
+        values = [sum(s.bytes.get(k, 0) for k in KV_IN_USE) for s in self.steps]
+        stride = -(-len(values) // points) or 1
+        return values[::stride]
+
+    def draft(self) -> dict[str, Any]:
+        """The latest verified draft: each drafted token's text and whether it was kept."""
+        if not self.drafts:
+            return {}
+        d = self.drafts[-1]
+        kept = set(d.accepted[: d.emitted])
+        return {
+            "tokens": [[self.decode([t]), i in kept] for i, t in enumerate(d.tokens)],
+            "source": d.source,
+            "rule": d.rule,
+        }
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The code really taken by the latest step."""
+        return self.steps[-1].path if self.steps else ()

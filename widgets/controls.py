@@ -1,0 +1,129 @@
+"""The recipe's controls, made from the catalogue: one row per technique, grouped by family.
+
+A row has a switch, a badge (exact, lossy, simulated: word and mark), a gear for its options, and a link to its
+paper. A technique that cannot be switched on is greyed and says what to do instead.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ipywidgets as w
+
+from workbench.spec.recipe import Recipe
+from workbench.spec.technique import Scalar
+from workbench.widgets.options import OptionControl
+
+FAMILIES = {
+    "engine": "Engine", "attention": "Attention", "kv": "KV cache", "speculative": "Drafting", "quant": "Weights",
+    "moe": "Experts", "depth": "Depth", "grammar": "Output",
+}  # fmt: skip
+Switch = Callable[[str, bool, dict[str, Scalar]], None]
+
+
+class Row:
+    """One technique."""
+
+    def __init__(self, technique: Any, switch: Switch) -> None:
+        spec = technique.spec
+        self.id, self.spec = spec.id, spec
+        self.on = w.Checkbox(value=False, description=spec.title, indent=False, tooltip=spec.summary)
+        self.on.observe(lambda change: switch(self.id, bool(change["new"]), {}), "value")
+        badge = w.HTML(f'<span class="iwb-badge iwb-badge-{spec.kind}">{html.escape(spec.kind)}</span>')
+        self.options = {
+            o.name: OptionControl(o, lambda v, name=o.name: switch(self.id, True, {name: v})) for o in technique.options
+        }
+        self.gear = w.ToggleButton(value=False, icon="gear", tooltip=f"Options of {spec.title}")
+        self.gear.observe(self._unfold, "value")
+        parts = [self.on, badge, *([self.gear] if self.options else []), *_paper(spec)]
+        head = w.HBox(parts)
+        head.add_class("iwb-row")
+        self.remedy = w.Label("", layout={"display": "none"})
+        self.remedy.add_class("iwb-remedy")
+        self.box = w.VBox([o.widget for o in self.options.values()], layout={"display": "none"})
+        self.box.add_class("iwb-options")
+        self.widget = w.VBox([head, self.remedy, self.box])
+        self.widget.add_class("iwb-technique")
+
+    def show(self, recipe: Recipe, remedy: str) -> None:
+        """Show whether it is on, its options, and what stands against it."""
+        use = recipe.get(self.id)
+        if self.on.value != (use is not None):
+            self.on.value = use is not None
+        given = dict(use.options) if use is not None else {}
+        for name, control in self.options.items():
+            control.set(given.get(name, control.option.default))
+            control.enable(not remedy)
+        if self.on.disabled != bool(remedy):
+            self.on.disabled = bool(remedy)
+            (self.widget.add_class if remedy else self.widget.remove_class)("iwb-off-limits")
+        if self.remedy.value != remedy:
+            self.remedy.value = remedy
+            self.remedy.layout.display = None if remedy else "none"
+
+    def _unfold(self, change: Mapping[str, Any]) -> None:
+        self.box.layout.display = None if change["new"] else "none"
+
+
+class Controls:
+    """All rows, with a search field, undo and redo."""
+
+    def __init__(
+        self, techniques: Sequence[Any], title: str, detail: str, switch: Switch, undo: Callable[[bool], None]
+    ) -> None:
+        self.rows = {t.spec.id: Row(t, switch) for t in techniques}
+        head, sub = w.Label(title), w.Label(detail)
+        head.add_class("iwb-head")
+        sub.add_class("iwb-sub")
+        self.undo = w.Button(description="undo", icon="undo", tooltip="Back to the recipe before")
+        self.redo = w.Button(description="redo", icon="repeat", tooltip="Ahead again")
+        self.undo.on_click(lambda _: undo(False))
+        self.redo.on_click(lambda _: undo(True))
+        self.search = w.Text(placeholder="search techniques", continuous_update=True, layout={"width": "100%"})
+        self.search.observe(self._filter, "value")
+        buttons = w.HBox([self.undo, self.redo])
+        buttons.add_class("iwb-bar-buttons")
+        self.widget = w.VBox([head, sub, buttons, self.search, *self._families()])
+        self.widget.add_class("iwb-controls")
+
+    def show(self, recipe: Recipe, remedies: Mapping[str, str], can_undo: bool, can_redo: bool) -> None:
+        """Show a recipe."""
+        for row in self.rows.values():
+            row.show(recipe, remedies.get(row.id, ""))
+        for button, able in ((self.undo, can_undo), (self.redo, can_redo)):
+            if button.disabled == able:
+                button.disabled = not able
+
+    def _families(self) -> list[Any]:
+        out: list[Any] = []
+        self._heads: dict[str, Any] = {}
+        families = dict.fromkeys(r.spec.family for r in self.rows.values())
+        for family in families:
+            head = self._heads[family] = w.Label(FAMILIES.get(family, family))
+            head.add_class("iwb-family")
+            out += [head, *(r.widget for r in self.rows.values() if r.spec.family == family)]
+        return out
+
+    def _filter(self, change: Mapping[str, Any]) -> None:
+        words = str(change["new"]).lower().split()
+        shown = set()
+        for row in self.rows.values():
+            text = f"{row.id} {row.spec.title} {row.spec.family} {row.spec.summary} {row.spec.kind}".lower()
+            match = all(word in text for word in words)
+            row.widget.layout.display = None if match else "none"
+            shown |= {row.spec.family} if match else set()
+        for family, head in self._heads.items():
+            head.layout.display = None if family in shown else "none"
+
+
+def _paper(spec: Any) -> list[Any]:
+    if not spec.paper.startswith("https://"):
+        return []
+    title = html.escape(spec.title, quote=True)
+    link = (
+        f'<a class="iwb-paper" href="{html.escape(spec.paper, quote=True)}" target="_blank" rel="noopener noreferrer" '
+        f'aria-label="source of {title}">paper</a>'
+    )
+    return [w.HTML(link)]

@@ -1,0 +1,77 @@
+"""How figures look: templates, colours with one meaning each, and plotly, imported when it is needed.
+
+``theme``: *auto* is transparent with text that reads on light and dark pages, for notebooks; *light* and *dark*
+bring their own background, for export. Measured is a solid line, predicted a long dash, claimed an open marker.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Literal
+
+from workbench.spec.errors import MissingExtra, OptionError
+from workbench.spec.run import Tag
+from workbench.widgets.palette import INKS, Theme
+
+DASH: dict[Tag, str] = {"measured": "solid", "predicted": "longdash", "simulated": "dot", "claimed": "solid"}
+
+
+def plotly(module: str = "graph_objects") -> Any:
+    """A plotly module, or :class:`MissingExtra` with the install line."""
+    try:
+        return importlib.import_module(f"plotly.{module}")
+    except ImportError:
+        raise MissingExtra("plotly", "lab", "Drawing a figure") from None
+
+
+def new(title: str, *, theme: Theme = "auto", x: str = "", y: str = "", note: str = "") -> Any:
+    """An empty figure in a theme; ``x`` and ``y`` are axis titles with their units, ``note`` stands below."""
+    if theme not in INKS:
+        raise OptionError(f"theme = {theme!r} is unknown.", hint=f"Choose one of {', '.join(INKS)}.")
+    ink = INKS[theme]
+    axis = {
+        "gridcolor": ink["grid"],
+        "linecolor": ink["axis"],
+        "zerolinecolor": ink["axis"],
+        "ticks": "outside",
+        "tickcolor": ink["axis"],
+        "automargin": True,
+    }
+    figure = plotly().Figure(
+        layout={
+            "title": {"text": title, "x": 0, "xref": "paper", "font": {"size": 15}},
+            "font": {"color": ink["text"], "size": 12, "family": "system-ui, -apple-system, Segoe UI, sans-serif"},
+            "paper_bgcolor": ink["page"],
+            "plot_bgcolor": ink["page"],
+            "margin": {"l": 56, "r": 24, "t": 48, "b": 64 if note else 48},
+            "height": 300,
+            "xaxis": {**axis, "title": {"text": x}},
+            "yaxis": {**axis, "title": {"text": y}},
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+            "hoverlabel": {"namelength": -1},
+            "template": None,
+        }
+    )
+    if note:
+        add_note(figure, note)
+    return figure
+
+
+def add_note(figure: Any, text: str) -> None:
+    """A sentence below the plot: what was left out, where numbers come from."""
+    figure.add_annotation(
+        text=text, xref="paper", yref="paper", x=0, y=-0.24, showarrow=False, xanchor="left", font={"size": 11}
+    )
+
+
+def line(tag: Tag, colour: str, width: float = 2.0) -> dict[str, Any]:
+    """Line style of a number's tag."""
+    return {"color": colour, "width": width, "dash": DASH[tag]}
+
+
+def marker(tag: Tag, colour: str) -> dict[str, Any]:
+    """Marker style of a number's tag: open for claims."""
+    return {"color": colour, "size": 7, "symbol": "circle-open" if tag == "claimed" else "circle"}
+
+
+Barmode = Literal["stack", "group", "overlay"]

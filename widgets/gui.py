@@ -1,0 +1,75 @@
+"""The panel on screen: controls on the left, the live region beside it. Created in the main thread, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ipywidgets as w
+
+from workbench.widgets import snapshot
+from workbench.widgets.controller import Controller
+from workbench.widgets.controls import Controls, Switch
+from workbench.widgets.live import Live
+
+
+class Gui:
+    """Widgets of one panel. :meth:`show` is called by the publisher only."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        techniques: Sequence[Any],
+        *,
+        switch: Switch,
+        undo: Callable[[bool], None],
+        action: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self._controller = controller
+        plan = controller.session.plan
+        detail = f"{plan.dtype} on {plan.device}, {plan.numerics} numerics"
+        self.controls = Controls(techniques, controller.state.model, detail, switch, undo)
+        self.live = Live(action)
+        grid = w.Box([self.controls.widget, self.live])
+        grid.add_class("iwb-grid")
+        self.widget = w.Box([grid])
+        self.widget.add_class("iwb-root")
+        self._tables: object = None
+        self._inputs: object = None
+        self.show()
+
+    def show(self) -> None:
+        """Set every trait that changed."""
+        c = self._controller
+        remedies = c.standing_against(list(self.controls.rows))
+        with c.lock:
+            # A person's click waits for this lock: it is either in the recipe already, or not on screen yet.
+            self.controls.show(c.recipe, remedies, c.recipes.back() is not None, c.recipes.ahead() is not None)
+            traits: dict[str, Any] = {
+                "status": snapshot.status(c),
+                "text": {"run": c.live.submitted if c.live is not None else 0, "pieces": snapshot.text(c)},
+                "meters": snapshot.meters(c),
+            }
+            inputs = (c.state.prompt, tuple(sorted(c.state.sampling.items())))
+            if inputs != self._inputs:
+                self._inputs = inputs
+                traits["inputs"] = {"prompt": c.state.prompt, "sampling": dict(c.state.sampling)}
+            shown = (c.state, len(c.runs), c.last.id if c.last else "", c.pinned.id if c.pinned else "")
+            if shown != self._tables:
+                self._tables = shown
+                traits["tables"] = snapshot.tables(c)
+        with self.live.hold_sync():
+            for name, value in traits.items():
+                setattr(self.live, name, value)
+
+    def close(self) -> None:
+        """Take the widgets, and the models behind them, off the screen."""
+        for widget in _tree(self.widget):
+            widget.close()
+
+
+def _tree(widget: Any) -> list[Any]:
+    found = [widget]
+    for child in getattr(widget, "children", ()):
+        found += _tree(child)
+    return found

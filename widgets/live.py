@@ -1,0 +1,43 @@
+"""The live region as one widget: streaming text, meters, tabs. State is five traits, actions are messages.
+
+Its script is put together from the files in ``static/``, in order; nothing is fetched, and no module imports
+another one, so it also works where the notebook server serves no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+_STATIC = Path(__file__).resolve().parent / "static"
+_SCRIPTS = ("dom.js", "run.js", "meters.js", "tabs.js", "live.js")
+_STYLES = ("live.css", "controls.css")
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    return "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names)
+
+
+class Live(anywidget.AnyWidget):
+    """What the front end draws; ``action`` receives its messages, mappings with a name under ``do``."""
+
+    _esm = _joined(_SCRIPTS)
+    _css = _joined(_STYLES)
+    status = traitlets.Dict().tag(sync=True)
+    text = traitlets.Dict().tag(sync=True)
+    meters = traitlets.Dict().tag(sync=True)
+    tables = traitlets.Dict().tag(sync=True)
+    inputs = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, action: Callable[[Mapping[str, Any]], None], **traits: Any) -> None:
+        self._action = action
+        super().__init__(**traits)
+
+    def _handle_custom_msg(self, content: Any, buffers: Any) -> None:
+        """A message of the front end. Not through ``on_msg``: its dispatcher hides what a handler raises."""
+        if isinstance(content, Mapping) and isinstance(content.get("do"), str):
+            self._action(content)

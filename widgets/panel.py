@@ -1,0 +1,330 @@
+"""The panel: one session, one recipe, everything a person does as a method.
+
+A click and a call take the same way: both post to the session and return. ``panel.run().wait()`` in a cell is
+what the Run button does, so that a notebook executed without a browser runs the same code.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from workbench.core import catalog
+from workbench.core.session import Session
+from workbench.spec.errors import Cancelled, OptionError, RecordError
+from workbench.spec.recipe import Recipe
+from workbench.spec.run import Run
+from workbench.spec.technique import Scalar
+from workbench.widgets import page, views
+from workbench.widgets.ab import AB, measure
+from workbench.widgets.code import Form, as_code
+from workbench.widgets.controller import Controller
+from workbench.widgets.handle import PanelRun
+from workbench.widgets.palette import Theme
+from workbench.widgets.problem import Problem
+from workbench.widgets.publisher import Publisher
+from workbench.widgets.state import DEFAULT_PROMPT, PanelState
+from workbench.widgets.table import Table
+
+
+class Panel:
+    """A panel on a session, or on a model for which it opens one (and closes it with itself).
+
+    ``session``: a :class:`Session`, or the name of a model. ``recipe``: what is switched on at the start.
+    ``store``: where :meth:`save` puts runs. ``sampling``: :class:`SamplingParams` fields. ``chat``: the prompt is a
+    chat message; by default if the model has a chat template. ``strict``: what goes wrong in a click is also
+    raised, not only shown; by default in tests and in CI. Further keywords go to :class:`Session`.
+    """
+
+    def __init__(
+        self,
+        session: Any = None,
+        *,
+        model: str = "",
+        recipe: Recipe | None = None,
+        store: Any = None,
+        prompt: str = DEFAULT_PROMPT,
+        sampling: Mapping[str, Any] | None = None,
+        chat: bool | None = None,
+        strict: bool | None = None,
+        **session_options: Any,
+    ) -> None:
+        name = session if isinstance(session, str) else model
+        self._owns = bool(name)
+        if not name and session is None:
+            raise OptionError("A panel needs a session or a model.", hint='For example Panel(model="tiny").')
+        self.session = Session(name, recipe, **session_options) if name else session
+        self.store = store
+        self.strict = _strict() if strict is None else strict
+        self._gui: Any = None
+        self._missing = ""
+        if chat is None:
+            chat = self.session.tokenizer.chat_template is not None
+        state = PanelState(self.session.plan.model, self.session.recipe, prompt, dict(sampling or {}), chat)
+        self._publisher = Publisher(self._show)
+        self._controller = Controller(self.session, state, self._publisher.mark)
+        if recipe is not None and not name:
+            self.apply(recipe)
+
+    # -- state ------------------------------------------------------------------------------------------
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe on screen."""
+        return self._controller.recipe
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Everything the panel shows but its results, as JSON; :meth:`from_state` reads it."""
+        return self._controller.state.to_json()
+
+    @classmethod
+    def from_state(cls, state: object, session: Any = None, **options: Any) -> Panel:
+        """The panel of a state (mapping or JSON text), on ``session`` or on a new one for the state's model."""
+        s = PanelState.from_json(state)
+        where = {"model": s.model} if session is None else {}
+        return cls(session, recipe=s.recipe, prompt=s.prompt, sampling=s.sampling, chat=s.chat, **where, **options)
+
+    @property
+    def prompt(self) -> str:
+        """The prompt on screen."""
+        return self._controller.state.prompt
+
+    @prompt.setter
+    def prompt(self, text: str) -> None:
+        self._edit(prompt=str(text))
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """:class:`SamplingParams` fields that differ from their defaults; assigning replaces them all."""
+        return dict(self._controller.state.sampling)
+
+    @sampling.setter
+    def sampling(self, values: Mapping[str, Any]) -> None:
+        self._edit(sampling=dict(values))
+
+    @property
+    def last(self) -> Run | None:
+        """The latest run that ended with something to show."""
+        return self._controller.last
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The latest runs, oldest first."""
+        return tuple(self._controller.runs)
+
+    @property
+    def pinned(self) -> Run | None:
+        """The run pinned as A."""
+        return self._controller.pinned
+
+    @property
+    def problem(self) -> Problem | None:
+        """What went wrong last, as the panel shows it."""
+        return self._controller.problem
+
+    @property
+    def busy(self) -> bool:
+        """Something was asked for that has not happened yet."""
+        return self._controller.busy
+
+    @property
+    def stale(self) -> bool:
+        """What is shown was produced by another recipe."""
+        return self._controller.stale
+
+    # -- actions ----------------------------------------------------------------------------------------
+
+    def set(self, technique: str, on: bool = True, /, **options: Scalar) -> Any:
+        """Switch a technique on with options, change its options, or switch it off. Returns the session's live job.
+
+        Raises :class:`PlanError` when it does not fit, :class:`UnknownTechnique`, :class:`OptionError`; nothing is
+        changed then. A run in flight starts again from the prompt on screen.
+        """
+        return self._controller.switch(technique, on, options)
+
+    def apply(self, recipe: Recipe) -> Any:
+        """Put a whole recipe in place; as :meth:`set` otherwise."""
+        return self._controller.apply(recipe)
+
+    def undo(self) -> Any:
+        """Back to the recipe before; None when there is none."""
+        return self._controller.undo()
+
+    def redo(self) -> Any:
+        """Ahead again; None when there is nothing to redo."""
+        return self._controller.undo(forward=True)
+
+    def run(self, prompt: str | None = None, **sampling: Any) -> PanelRun:
+        """Run the prompt on screen; ``prompt`` and ``sampling`` replace what is there first."""
+        if prompt is not None:
+            self.prompt = prompt
+        if sampling:
+            self.sampling = {**self.sampling, **sampling}
+        return self._controller.run()
+
+    def stop(self) -> None:
+        """Stop the run in flight within one engine step; its partial result is kept."""
+        self._controller.stop()
+
+    def pin(self, run: Run | None = None) -> Run:
+        """Keep a run, by default the latest, as A: every later run is compared with it."""
+        c = self._controller
+        with c.lock:
+            pinned = run or c.last
+            if pinned is None:
+                raise RecordError("There is no run to pin.", hint="Run a prompt first.")
+            c.pinned = pinned
+        self._publisher.mark()
+        return pinned
+
+    def ab(self, a: Recipe, b: Recipe, *, repeats: int = 3) -> AB:
+        """Measure two recipes on the prompt on screen, in turn, ``repeats`` pairs; the recipe on screen comes back."""
+        before = self.recipe
+
+        def once(recipe: Recipe) -> Run:
+            if recipe != self.recipe:
+                self.apply(recipe)
+            run = self.run().result()
+            if run.state != "done":
+                raise Cancelled("The comparison was stopped.")
+            return run
+
+        try:
+            return measure(once, a, b, repeats)
+        finally:
+            if before != self.recipe:
+                self.apply(before)
+
+    def save(self, run: Run | None = None) -> Run:
+        """Put a run, by default the latest, into the record store."""
+        saved = run or self.last
+        if saved is None:
+            raise RecordError("There is no run to save.", hint="Run a prompt first.")
+        if self.store is None:
+            self.store = page.default_store()
+        self.store.save(saved)
+        return saved
+
+    def close(self) -> None:
+        """Stop, free the widgets, and close the session if the panel opened it."""
+        self._controller.close()
+        self._publisher.close()
+        if self._gui is not None:
+            self._gui.close()
+        if self._owns:
+            self.session.close()
+
+    def __enter__(self) -> Panel:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- results ----------------------------------------------------------------------------------------
+
+    def to_figure(self, view: str = "memory", *, theme: Theme = "auto") -> Any:
+        """A view of the pinned and the latest run as a plotly figure; see :data:`workbench.widgets.views.VIEWS`."""
+        return views.to_figure(view, *self._shown_runs(), theme=theme)
+
+    def to_table(self, view: str = "latency") -> Table:
+        """The same view as a table."""
+        return views.to_table(view, *self._shown_runs())
+
+    def as_code(self, form: Form = "python") -> str:
+        """The panel's state as a cell, a command line, or JSON."""
+        return as_code(self._controller.state, form)
+
+    def _shown_runs(self) -> tuple[Run, ...]:
+        pinned, last = self.pinned, self.last
+        runs = [r for r in (pinned, last) if r is not None]
+        return tuple(runs[:1] if pinned is last else runs)
+
+    # -- on screen --------------------------------------------------------------------------------------
+
+    @property
+    def widget(self) -> Any:
+        """The ipywidget; None where ipywidgets or anywidget is not installed."""
+        if self._gui is None and not self._missing:
+            try:
+                from workbench.widgets.gui import Gui
+            except ImportError as err:
+                self._missing = err.name or "ipywidgets"
+                return None
+            self._gui = Gui(
+                self._controller, catalog.all_techniques(), switch=self._switch, undo=self._undo, action=self._act
+            )
+        return self._gui.widget if self._gui is not None else None
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        widget = self.widget
+        still = page.bundle(self.recipe, self.last, self._missing)
+        if widget is None:
+            return still
+        return {**widget._repr_mimebundle_(), "text/plain": still["text/plain"], "text/html": still["text/html"]}
+
+    def flush(self, timeout: float = 2.0) -> bool:
+        """Wait until the screen shows everything that happened; False when ``timeout`` seconds passed first."""
+        return self._publisher.flush(timeout)
+
+    def _show(self) -> None:
+        if self._gui is not None:
+            self._gui.show()
+
+    def _edit(self, **values: Any) -> None:
+        c = self._controller
+        with c.lock:
+            c.state = replace(c.state, **values)
+        self._publisher.mark()
+
+    # -- clicks: show what goes wrong, never hide it --------------------------------------------------------
+
+    @contextmanager
+    def _guard(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as err:  # noqa: BLE001 - whatever it is, the person must see it
+            self._controller.problem = Problem.of(err, where)
+            self._publisher.mark()
+            if self.strict:
+                raise
+
+    def _switch(self, technique: str, on: bool, options: dict[str, Scalar]) -> None:
+        with self._guard(f"switching {technique} {'on' if on else 'off'}"), self._controller.lock:
+            use = self.recipe.get(technique)
+            if options and use is None:
+                return  # options of a technique that is off are shown, not kept
+            if bool(use) != on or options:
+                self.set(technique, on, **options)
+
+    def _undo(self, forward: bool) -> None:
+        with self._guard("redo" if forward else "undo"):
+            self._controller.undo(forward)
+
+    def _act(self, message: Mapping[str, Any]) -> None:
+        """One message of the front end."""
+        do = message["do"]
+        with self._guard(f"handling {do}"):
+            if do == "run":
+                self.run(message.get("prompt"))
+            elif do == "prompt":
+                self.prompt = message["text"]
+            elif do == "sampling":
+                value = message["value"]
+                whole = message["name"] not in ("temperature", "top_p", "min_p")
+                self.sampling = {**self.sampling, message["name"]: int(value) if whole else float(value)}
+            elif do == "dismiss":
+                self._controller.problem = None
+                self._publisher.mark()
+            elif do in ("stop", "pin", "save"):
+                getattr(self, do)()
+            else:
+                raise OptionError(f"The panel has no action {do!r}.")
+
+
+def _strict() -> bool:
+    ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return ci or "PYTEST_CURRENT_TEST" in os.environ

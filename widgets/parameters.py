@@ -1,0 +1,99 @@
+"""Parameters of a notebook, checked: right names, right types, values in range.
+
+Papermill runs a notebook whatever it is given: a misspelt parameter becomes an unused variable, and the run
+measures something nobody asked for. Papermill's own cell is therefore read back, and a name that the
+notebook's parameters cell does not have fails the run.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.spec.errors import OptionError
+
+_TYPES: dict[str, type] = {"model": str, "device": str, "seed": int, "budget_s": float, "profile": str}
+_PROFILES = ("interactive", "bench", "smoke")
+_INJECTED = "# Parameters"  # first line of the cell that papermill inserts
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What every notebook takes.
+
+    ``model``: a name of the registry or a folder. ``device``: cpu or cuda. ``seed``: of sampling and prompts.
+    ``budget_s``: seconds the slow parts may take. ``profile``: *interactive*; *bench*; *smoke* runs everything
+    once, as short as it goes.
+    """
+
+    model: str
+    device: str
+    seed: int
+    budget_s: float
+    profile: str
+
+    @property
+    def smoke(self) -> bool:
+        """True when the run should only show that everything works."""
+        return self.profile == "smoke"
+
+    @property
+    def repeats(self) -> int:
+        """Repetitions of an A/B measurement that the budget allows for: one for a smoke run, else three to nine."""
+        return 1 if self.smoke else max(3, min(9, int(self.budget_s // 20)))
+
+    def tokens(self, wanted: int) -> int:
+        """Output length: ``wanted``, shorter in a smoke run."""
+        return min(wanted, 16) if self.smoke else wanted
+
+    def __str__(self) -> str:
+        return (
+            f"model={self.model} device={self.device} seed={self.seed} budget_s={self.budget_s:g} profile={self.profile}"
+        )
+
+
+def parameters(namespace: Mapping[str, Any]) -> Parameters:
+    """The parameters in a notebook's ``globals()``.
+
+    Raises :class:`OptionError` for a name that papermill injected and no notebook has, and for a value of the
+    wrong type or out of range.
+    """
+    for name in injected(namespace.get("In", ())):
+        if name not in _TYPES:
+            close = difflib.get_close_matches(name, _TYPES, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Parameters: {', '.join(_TYPES)}."
+            raise OptionError(f"This notebook has no parameter {name!r}.", hint=hint)
+    values: dict[str, Any] = {}
+    for name, kind in _TYPES.items():
+        if name not in namespace:
+            raise OptionError(f"The parameter {name!r} is not set.", hint="Run the parameters cell first.")
+        values[name] = _typed(name, namespace[name], kind)
+    if values["profile"] not in _PROFILES:
+        raise OptionError(
+            f"profile = {values['profile']!r} is unknown.", hint=f"Choose one of {', '.join(_PROFILES)}."
+        )
+    if values["seed"] < 0 or values["budget_s"] <= 0:
+        raise OptionError("seed must be at least 0 and budget_s above 0.")
+    return Parameters(**values)
+
+
+def injected(cells: Iterable[str]) -> list[str]:
+    """Names assigned by the cells that papermill inserted."""
+    names = []
+    for source in cells:
+        if source.lstrip().startswith(_INJECTED):
+            for node in ast.parse(source).body:
+                targets = node.targets if isinstance(node, ast.Assign) else []
+                names += [t.id for t in targets if isinstance(t, ast.Name)]
+    return names
+
+
+def _typed(name: str, value: Any, kind: type) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise OptionError(f"{name} = {value!r} is not {'a number' if kind is float else f'of type {kind.__name__}'}.")
+    return value

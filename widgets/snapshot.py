@@ -1,0 +1,132 @@
+"""The whole picture of a panel as plain data: what the front end draws, and what a static page says.
+
+Pure functions of the controller's state, called under its lock by the publisher.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+from workbench.spec.events import PHASES
+from workbench.spec.run import Run
+from workbench.widgets import clean, words
+from workbench.widgets.code import FORMS, as_code
+from workbench.widgets.controller import Controller
+from workbench.widgets.views import compare, memory
+
+
+def status(c: Controller) -> dict[str, Any]:
+    """State, progress, and what went wrong."""
+    live, running = c.live, c.running
+    now = "switching" if c.switching else "running" if running else "idle"
+    last = c.last
+    ended = last.state if last is not None and not running else ""
+    done = live.tokens if live is not None else 0
+    seconds = 0.0
+    if live is not None:
+        seconds = (perf_counter() if running else live.last or live.submitted) - live.submitted
+    return {
+        "state": now,
+        "ended": "failed" if c.problem is not None and not running else ended,
+        "message": c.progress,
+        "stale": "recipe changed" if c.stale else "",
+        "done": done,
+        "total": live.total if live is not None else 0,
+        "seconds": round(seconds, 1),
+        "problem": c.problem.to_dict() if c.problem is not None else None,
+        "can_undo": c.recipes.back() is not None,
+        "can_redo": c.recipes.ahead() is not None,
+        "can_pin": last is not None,
+        "pinned": memory.label(c.pinned) if c.pinned is not None else "",
+    }
+
+
+def text(c: Controller) -> list[list[Any]]:
+    """[text, source, step, log-probability] per token on screen."""
+    return clean.plain(c.live.pieces) if c.live is not None else []
+
+
+def meters(c: Controller) -> dict[str, Any]:
+    """Memory, time, acceptance, quality and path of the run on screen; of the pinned one, and the difference."""
+    live, last = c.live, c.last
+    if live is None:
+        return {"tag": "", "phases": list(PHASES), "kind": c.session.plan.kind}
+    finished = last is not None and not c.running and last.recipe_key == live.recipe_key
+    latency = live.latency()
+    if finished and last is not None:  # the run's own numbers, once there are any
+        latency |= {m.name: m.value for m in last.metrics if m.name in ("ttft", "tpot", "decode_speed")}
+    out = {
+        "recipe": live.recipe,
+        "phases": list(PHASES),
+        "strip": live.strip(),
+        "memory": live.memory(),
+        "kv_line": live.kv_line(),
+        "latency": latency,
+        "acceptance": live.acceptance(),
+        "draft": live.draft(),
+        "path": list(live.path),
+        "kind": c.session.plan.kind,
+        "tag": f"measured on {c.session.plan.device}, {c.session.plan.numerics}, {c.session.profile} profile",
+        "quality": quality(c, last) if finished else [],
+        "pinned": pinned(c.pinned) if c.pinned is not None else None,
+        "delta": words.delta(c.pinned, last) if finished and c.pinned is not None and last is not c.pinned else "",
+    }
+    return clean.plain(out)
+
+
+def pinned(run: Run) -> dict[str, Any]:
+    """The ghost: the pinned run's numbers."""
+    return {
+        "recipe": memory.label(run),
+        "memory": dict(run.memory),
+        "latency": {m.name: m.value for m in run.metrics if m.name in ("ttft", "tpot", "decode_speed")},
+        "survival": list(run.acceptance.get("survival", ())),
+        "tau": run.acceptance.get("tau"),
+    }
+
+
+def quality(c: Controller, last: Run | None) -> list[str]:
+    """What is known of the text's quality: measured metrics, and agreement with the pinned run on one prompt."""
+    if last is None:
+        return []
+    out = [f"{m.name} {words.describe(m)}" for m in last.metrics if m.name in ("kl", "ppl", "top1_agreement")]
+    if c.pinned is not None and c.pinned is not last and c.pinned.prompts == last.prompts:
+        out.append(f"{words.text_agreement(c.pinned.token_ids, last.token_ids)} as A")
+    return out
+
+
+def tables(c: Controller) -> dict[str, Any]:
+    """History, comparison with the pinned run, and code."""
+    runs = list(c.runs)
+    history = [
+        [
+            str(i),
+            memory.label(r),
+            _metric(r, "decode_speed"),
+            _metric(r, "ttft"),
+            _metric(r, "tpot"),
+            words.size(words.kv_in_use(r.memory)),
+            words.number(r.acceptance.get("tau")),
+            r.state,
+        ]
+        for i, r in enumerate(runs, 1)
+    ]
+    against = None
+    if c.pinned is not None and runs:
+        table = compare.table((c.pinned, runs[-1]))
+        against = {"columns": list(table.columns), "rows": [list(r) for r in table.rows], "note": table.note}
+    return {
+        "history": {
+            "columns": ["run", "recipe", "decode speed", "TTFT", "TPOT", "KV in use", "τ", "state"],
+            "rows": history[::-1],
+            "note": "Measured in this panel, the latest first." if history else "",
+        },
+        "compare": against,
+        "code": {form: as_code(c.state, form) for form in FORMS},
+    }
+
+
+def _metric(run: Run, name: str) -> str:
+    metric = run.metric(name)
+    return words.describe(metric) if metric is not None else "–"

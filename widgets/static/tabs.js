@@ -1,0 +1,39 @@
+// Below: history, comparison, code. A tab list as the ARIA practices describe it.
+function tabsRegion() {
+  const id = `iwb-${Math.random().toString(36).slice(2, 8)}`;
+  const names = [["history", "History"], ["compare", "Compare"], ["code", "Code"]];
+  const panes = {}, tabs = {};
+  const select = (name, focus) => {
+    for (const [n] of names) {
+      tabs[n].setAttribute("aria-selected", String(n === name));
+      tabs[n].tabIndex = n === name ? 0 : -1;
+      show(panes[n], n === name);
+    }
+    if (focus) tabs[name].focus();
+  };
+  for (const [name, title] of names) {
+    panes[name] = el("div", { role: "tabpanel", id: `${id}-${name}`, "aria-labelledby": `${id}-tab-${name}`, class: "iwb-pane" });
+    tabs[name] = el("button", { role: "tab", type: "button", id: `${id}-tab-${name}`, "aria-controls": `${id}-${name}`, text: title,
+      onclick: () => select(name, false) });
+  }
+  const list = el("div", { role: "tablist", class: "iwb-tablist", "aria-label": "Runs and code" }, ...names.map(([n]) => tabs[n]));
+  list.addEventListener("keydown", (event) => {
+    const at = names.findIndex(([n]) => tabs[n] === document.activeElement);
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (at >= 0 && step) { event.preventDefault(); select(names[(at + step + names.length) % names.length][0], true); }
+  });
+  select("history", false);
+  return {
+    node: el("section", { class: "iwb-tabs", "aria-label": "Details" }, list, ...names.map(([n]) => panes[n])),
+    tables(t) {
+      panes.history.replaceChildren(tableOf(t.history, "Runs of this panel appear here."));
+      panes.compare.replaceChildren(tableOf(t.compare, "Pin a run as A, change the recipe, run again: the difference appears here."));
+      panes.code.replaceChildren(...Object.entries(t.code || {}).map(([form, code]) => {
+        const copy = el("button", { class: "iwb-button iwb-small", type: "button", text: "copy", "aria-label": `copy as ${form}`,
+          onclick: () => copyText(code, copy) });
+        return el("div", { class: "iwb-code" }, el("div", { class: "iwb-actions" }, el("span", { class: "iwb-label", text: form }), copy),
+          el("pre", { tabindex: "0", text: code }));
+      }));
+    },
+  };
+}

@@ -1,0 +1,44 @@
+"""Views: each answers one question about runs, as a plotly figure and as a table.
+
+A view is a module with ``figure(runs, theme)`` and ``table(runs)``, pure functions of finished runs, the latest
+last. A comparison reads the first and the last; the others draw the last.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.spec.errors import OptionError, RecordError
+from workbench.spec.run import Run
+from workbench.widgets.palette import Theme
+from workbench.widgets.table import Table
+
+VIEWS: dict[str, str] = {
+    "memory": "Where is the memory?",
+    "steps": "Where is the time?",
+    "acceptance": "How much of the draft is kept?",
+    "latency": "How long until the next token?",
+    "compare": "What changed between two runs?",
+    "tokens": "Where did each token come from?",
+}
+
+
+def to_figure(view: str, *runs: Run, theme: Theme = "auto") -> Any:
+    """The plotly figure of a view. Raises :class:`OptionError` for an unknown view, :class:`MissingExtra` without plotly."""
+    return _module(view, runs).figure(runs, theme)
+
+
+def to_table(view: str, *runs: Run) -> Table:
+    """The table of a view; needs nothing installed."""
+    table: Table = _module(view, runs).table(runs)
+    return table
+
+
+def _module(view: str, runs: Sequence[Run]) -> Any:
+    if view not in VIEWS:
+        raise OptionError(f"There is no view {view!r}.", hint=f"Views: {', '.join(VIEWS)}.")
+    if not runs:
+        raise RecordError(f"The view {view!r} needs a run.", hint="Run a prompt first: panel.run().wait().")
+    return importlib.import_module(f"{__name__}.{view}")
