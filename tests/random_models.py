@@ -6,6 +6,7 @@ Imported by conftest fixtures only (tests never import one another).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -118,6 +119,7 @@ def make_engine(
     context: int = 256,
     sequences: int = 64,
     budget: int = 0,
+    page_size: int = 0,
     make_stream: Callable[[], Any] | None = None,
     eos_ids: tuple[int, ...] = (),
 ) -> Engine:
@@ -132,6 +134,8 @@ def make_engine(
             limits=EngineLimits(pool, budget, sequences, context),
         )
     )
+    if page_size:  # smaller than a user may choose
+        made = replace(made, page_size=page_size)
     weights = next((u.to_text() for u in recipe if u.id == "rtn"), "")
     decoder = _decoder(family, dtype, numerics, weights)
     with torch.inference_mode():

@@ -117,7 +117,7 @@ def build_kv(plan: Plan, decoder: Decoder) -> KVCache:
         stores,
         pages=pages,
         page_size=plan.page_size,
-        namespace=namespace(plan, decoder.weights, codec, attention_op(plan, config).name),
+        namespace=namespace(plan, decoder, codec, attention_op(plan, config).name),
         index=_bound(plan, "prefix", config),
         reserve=0 if "paged" in plan.provides else plan.limits.max_context,
     )
@@ -156,10 +156,11 @@ def build_engine(
     )
 
 
-def namespace(plan: Plan, weights: WeightSet, codec: KVCodec, attention: str) -> bytes:
+def namespace(plan: Plan, decoder: Decoder, codec: KVCodec, attention: str) -> bytes:
     """Digest of everything but tokens and salt that shapes a cache entry (law 4)."""
     parts = (
-        weights.fingerprint,
+        decoder.weights.fingerprint,
+        repr(decoder.config),  # RoPE and windows shape the bytes, and the fingerprint covers tensors only
         "/".join(weights_key(plan)),
         codec.key,
         attention,

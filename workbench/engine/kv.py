@@ -51,7 +51,7 @@ class KVCache:
         return -(-(max(slots, self.reserve) if self.reserve else slots) // self.page_size)
 
     def admit(self, seq: Sequence, slots: int) -> bool:
-        """Give a sequence pages for ``slots`` slots, reusing cached ones; False, unchanged, if it must wait."""
+        """Give a sequence pages for ``slots`` slots, reusing cached ones; False if it must wait."""
         hits = []
         if self.index is not None and seq.params.prompt_logprobs is None:
             hits = self.index.lookup(seq.tokens, self._namespace(seq), len(seq.tokens) - 1)
