@@ -1,9 +1,9 @@
 """Rows of like records as columns: what keeps the steps of a run small in JSON.
 
 A column is one of ``{"all": v}`` (every row has the same value), ``{"keys": {name: column}}`` (rows are
-objects with the same keys), ``{"lengths": column, "items": column}`` (rows are lists of objects, laid end to
-end) and ``{"each": [...]}`` (anything else). :func:`expand` is the exact inverse of :func:`shrink` on plain JSON
-data, and refuses columns that would unfold to more rows than allowed.
+objects with the same keys), ``{"lengths": column, "items": column}`` (rows are lists of objects, laid
+end to end) and ``{"each": [...]}`` (anything else). :func:`expand` is the exact inverse of :func:`shrink`
+on plain JSON data, and refuses columns that would unfold to more rows than allowed.
 """
 
 from __future__ import annotations

@@ -109,7 +109,8 @@ def _from_packed(data: Any) -> Run:
     outputs = data.get("outputs", [])
     if isinstance(outputs, list):
         data["outputs"] = [
-            {**o, "tokens": _rows(o["tokens"])} if isinstance(o, Mapping) and "tokens" in o else o for o in outputs
+            {**o, "tokens": _rows(o["tokens"])} if isinstance(o, Mapping) and "tokens" in o else o
+            for o in outputs
         ]
     return run_from_dict(data)
 

@@ -106,7 +106,7 @@ class RunStore:
             db.execute(f"INSERT OR REPLACE INTO runs ({_SUMMARY}, payload) VALUES ({marks})", row)  # noqa: S608
         return run.id
 
-    def get(self, id: str) -> Run:  # noqa: A002
+    def get(self, id: str) -> Run:
         """The run of an id or of a prefix that only one id has; raises :class:`RecordError` otherwise."""
         full = self._resolve(id)
         with self._read() as db:
@@ -138,7 +138,9 @@ class RunStore:
             where.append("recipe_key = ?")
             values.append(recipe.key)
         elif recipe is not None:
-            where.append("(recipe_key = ? OR instr(' ' || replace(recipe, ':', ' ') || ' ', ' ' || ? || ' ') > 0)")
+            where.append(
+                "(recipe_key = ? OR instr(' ' || replace(recipe, ':', ' ') || ' ', ' ' || ? || ' ') > 0)"
+            )
             values += [recipe, recipe]
         clause = f"WHERE {' AND '.join(where)}" if where else ""
         query = f"SELECT {_SUMMARY} FROM runs {clause} ORDER BY created DESC, rowid DESC LIMIT ?"  # noqa: S608
@@ -151,7 +153,7 @@ class RunStore:
         newest = self.list(**filters, limit=1)
         return self.get(newest[0].id) if newest else None
 
-    def delete(self, id: str) -> str:  # noqa: A002
+    def delete(self, id: str) -> str:
         """Remove one run, by id or unique prefix, and return its id."""
         full = self._resolve(id)
         with self._write() as db:
@@ -166,17 +168,23 @@ class RunStore:
 
     def _resolve(self, prefix: str) -> str:
         if not prefix:
-            raise RecordError("No run id was given.", hint="`workbench compare` takes ids or their first letters.")
+            raise RecordError(
+                "No run id was given.", hint="`workbench compare` takes ids or their first letters."
+            )
         with self._read() as db:
             query = "SELECT id FROM runs WHERE substr(id, 1, ?) = ? ORDER BY id LIMIT 4"
             found = [r[0] for r in db.execute(query, (len(prefix), prefix))]
         if prefix in found:
             return prefix
         if not found:
-            raise RecordError(f"No run {prefix!r} in {self.path}.", hint="See the ids with RunStore().list().")
+            raise RecordError(
+                f"No run {prefix!r} in {self.path}.", hint="See the ids with RunStore().list()."
+            )
         if len(found) > 1:
             shown = ", ".join(i[: len(prefix) + 4] for i in found)
-            raise RecordError(f"{prefix!r} is the start of several run ids: {shown}.", hint="Give more letters.")
+            raise RecordError(
+                f"{prefix!r} is the start of several run ids: {shown}.", hint="Give more letters."
+            )
         return str(found[0])
 
     def _prepare(self) -> None:
@@ -252,7 +260,9 @@ class RunStore:
         """Rename the damaged store and begin a new one, unless another process has just done so."""
         with FileLock(self._beside(".lock"), timeout=BUSY_SECONDS):
             if self._healthy():
-                return RecordError(f"The run store {self.path} was damaged ({err}) and has just been replaced.")
+                return RecordError(
+                    f"The run store {self.path} was damaged ({err}) and has just been replaced."
+                )
             stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
             aside = self.path.with_name(f"{self.path.name}.corrupt-{stamp}")
             for suffix in ("", "-wal", "-shm"):
