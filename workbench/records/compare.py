@@ -108,18 +108,16 @@ class Comparison:
         table.insert(0, ("", "A", "B", "", ""))
         widths = [max(len(row[i]) for row in table) for i in range(4)]
         for row in table:
-            cells = [
-                c.ljust(w) if i in (0, 3) else c.rjust(w)
-                for i, (c, w) in enumerate(zip(row, widths, strict=False))
-            ]
-            lines.append("  ".join([*cells, row[4]]).rstrip())
+            name, first, second, mark = (c.ljust(w) for c, w in zip(row, widths, strict=False))
+            lines.append(f"{name}  {first}  {second}  {mark}  {row[4]}".rstrip())
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """The same as a table; every text is escaped."""
         rows = "".join(
-            f"<tr><th scope='row'>{escape(d.name)}</th><td>{escape(_cell(d.a))}</td><td>{escape(_cell(d.b))}</td>"
-            f"<td>{_MARK[d.direction]}</td><td>{escape(d.words)}</td><td>{escape(d.a.tag)}</td></tr>"
+            f"<tr><th scope='row'>{escape(d.name)}</th><td>{escape(_cell(d.a))}</td>"
+            f"<td>{escape(_cell(d.b))}</td><td>{_MARK[d.direction]}</td><td>{escape(d.words)}</td>"
+            f"<td>{escape(d.a.tag)}</td></tr>"
             for d in self.deltas
         )
         heads = "".join(f"<p>{escape(line)}</p>" for line in _heads(self))

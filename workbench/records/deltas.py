@@ -1,7 +1,8 @@
 """The numbers two runs share, side by side, with direction and words.
 
-Metrics, bytes by category and acceptance ratios are compared under one set of names. A ratio is quoted only
-between values of one unit and one tag; where the ranges of two repeated measurements overlap, the words say so.
+Metrics, bytes by category and acceptance ratios are compared under one set of names. A ratio is quoted
+only between values of one unit and one tag; where the ranges of two repeated measurements overlap, the
+words say so.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def numbers(run: Run) -> Iterator[Metric]:
     if any(name in run.memory for name in _KV):
         used = sum(run.memory.get(name, 0) for name in _KV)
         yield Metric("memory_kv", used, "B", better="lower", note="payload and metadata of live tokens")
-    for name, value in run.memory.items():
+    for name, held in run.memory.items():
         better: Literal["lower", ""] = "" if name in _NEUTRAL else "lower"
-        yield Metric(f"memory_{name}", value, "B", better=better)
+        yield Metric(f"memory_{name}", held, "B", better=better)
     for name, (unit, note) in ACCEPTANCE.items():
         value = run.acceptance.get(name)
         if isinstance(value, int | float):

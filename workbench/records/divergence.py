@@ -1,8 +1,8 @@
 """Where two runs of the same prompt part, and whether their numerics class allows it.
 
-Exact recipes in the *pinned* class must agree token by token. In the *fast* class they may part only where the
-reference's top-two margin is below twice the noise of the two paths; that noise is measured on the tokens
-they share, as the largest difference of the log-probabilities both gave to the same token.
+Exact recipes in the *pinned* class must agree token by token. In the *fast* class they may part only where
+the reference's top-two margin is below twice the noise of the two paths; that noise is measured on the
+tokens they share, as the largest difference of the log-probabilities both gave to the same token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers as people read them: three or four digits, a unit, a spread; never more digits than were measured."""
+"""Numbers as people read them: at most four digits, a unit, a spread."""
 
 from __future__ import annotations
 

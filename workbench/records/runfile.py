@@ -1,8 +1,8 @@
 """A run as JSON text and back: compact, strict JSON, validated, bounded.
 
-Steps and tokens are stored by column (:mod:`workbench.records.columns`). Numbers that JSON lacks are written as
-``{"$float": "inf"}``. Reading trusts nothing: size, depth, row counts and every field's type are checked, so a
-run file from elsewhere is either a :class:`Run` or a :class:`RecordError`.
+Steps and tokens are stored by column (:mod:`workbench.records.columns`). Numbers that JSON lacks are
+written as ``{"$float": "inf"}``. Reading trusts nothing: size, depth, row counts and every field's type are
+checked, so a run file from elsewhere is either a :class:`Run` or a :class:`RecordError`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The run store: one SQLite file that several kernels and processes may use at once.
 
 A connection lives for one call, so the store may be shared by threads and survives forks. Writes are short
-transactions in WAL mode with a busy timeout. A file that is damaged is renamed aside, never deleted, and a new
-store begins; a file that is something else, or from a newer version, is left alone.
+transactions in WAL mode with a busy timeout. A file that is damaged is renamed aside, never deleted, and a
+new store begins; a file that is something else, or from a newer version, is left alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ APPLICATION_ID = 0x57425255  # "WBRU": tells a run store from any other SQLite f
 BUSY_SECONDS = 30.0
 _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
-# One entry per schema version; a store of version v runs the entries after v. Never edit one that was released.
+# One entry per schema version; a store of version v runs the entries after v. Never edit a released one.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE runs (
@@ -70,7 +70,7 @@ def default_path() -> Path:
 
 
 class RunStore:
-    """Runs by id. Raises :class:`RecordError` when the file cannot be used; the message says what became of it."""
+    """Runs by id. :class:`RecordError` when the file cannot be used; it says what became of the file."""
 
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = Path(path) if path is not None else default_path()
@@ -127,7 +127,7 @@ class RunStore:
         label: str | None = None,
         limit: int = 50,
     ) -> tuple[RunSummary, ...]:
-        """Stored runs, newest first. ``recipe`` is a recipe, its key, or the id of a technique it contains."""
+        """Stored runs, newest first. ``recipe``: a recipe, its key, or the id of a technique in it."""
         where: builtins.list[str] = []
         values: builtins.list[object] = []
         for column, value in (("model", model), ("kind", kind), ("label", label)):
@@ -201,7 +201,7 @@ class RunStore:
                 )
             if version > len(MIGRATIONS):
                 raise RecordError(
-                    f"{self.path} was written by a newer version (schema {version}, this one knows {len(MIGRATIONS)}).",
+                    f"{self.path} has schema {version}, from a newer version; this knows {len(MIGRATIONS)}.",
                     hint="Update inference-workbench, or set WORKBENCH_RUNS to another file.",
                 )
             if fresh:
