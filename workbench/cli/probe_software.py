@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from workbench.cli.finding import Finding
+from workbench.cli.finding import Finding, Status
 from workbench.spec.errors import ModelError
 
 DISTRIBUTION = "inference-workbench"
@@ -123,7 +123,7 @@ def probe_extras() -> list[Finding]:
         if not problems:
             findings.append(Finding(name, "ok", ", ".join(f"{r.name} {installed(r.name)}" for r in wanted)))
         else:
-            partly = "limited" if len(problems) < len(wanted) else "missing"
+            partly: Status = "limited" if len(problems) < len(wanted) else "missing"
             findings.append(Finding(name, partly, "; ".join(problems), consequence, remedy))
     return findings
 

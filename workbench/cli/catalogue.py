@@ -1,0 +1,192 @@
+"""``workbench list`` and ``workbench plan``: what there is, and whether a choice of it fits.
+
+Both show what the catalogue and the planner say, as data or as tables; neither knows a technique.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from workbench.cli import options as o
+from workbench.cli.output import out, print_json
+
+
+def list_techniques(
+    ids: Annotated[list[str] | None, typer.Argument(help="Only these ids, with every option.")] = None,
+    family: Annotated[str, typer.Option(help="Only this family.")] = "",
+    json: o.Json = False,
+) -> None:
+    """The catalogue: every technique with its seam, kind, backends and options."""
+    from workbench.core import catalog
+
+    techniques = [catalog.get(i) for i in ids or catalog.MODULES]
+    rows = [technique_row(t) for t in techniques if family in ("", t.spec.family)]
+    if json:
+        print_json({"techniques": rows})
+    elif ids:
+        for row in rows:
+            _show_one(row)
+    else:
+        _show_all(rows)
+
+
+def technique_row(technique: Any) -> dict[str, Any]:
+    """One technique as plain data: its spec, its options, and whether it can be used here."""
+    spec = technique.spec
+    return {
+        "id": spec.id,
+        "title": spec.title,
+        "family": spec.family,
+        "seam": spec.seam,
+        "kind": spec.kind,
+        "summary": spec.summary,
+        "paper": spec.paper,
+        "backends": list(spec.backends),
+        "needs": list(spec.needs),
+        "provides": list(spec.provides),
+        "conflicts": dict(spec.conflicts),
+        "installed": technique.installed,
+        "install": "" if technique.installed else technique.install_line,
+        "claims": [
+            {"text": c.text, "conditions": c.conditions, "source": c.source, "tag": "claimed"}
+            for c in spec.claims
+        ],
+        "options": [
+            {
+                "name": x.name,
+                "type": x.type.__name__,
+                "default": x.default,
+                "unit": x.unit,
+                "choices": list(x.choices),
+                "low": x.low,
+                "high": x.high,
+                "help": x.help,
+            }
+            for x in technique.options
+        ],
+    }
+
+
+def option_range(option: dict[str, Any]) -> str:
+    """What an option takes, in a few signs: ``2|4|8`` or ``1–64 tokens``."""
+    unit = f" {option['unit']}" if option["unit"] else ""
+    if option["choices"]:
+        return "|".join(str(c) for c in option["choices"]) + unit
+    if option["type"] == "bool":
+        return "true|false"
+    low, high = option["low"], option["high"]
+    if low is not None and high is not None:
+        return f"{low:g}–{high:g}{unit}"
+    return (f"≥ {low:g}" if low is not None else option["type"]) + unit
+
+
+def _show_all(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("id", "title", "family", "seam", "kind", "backends", "options", ""):
+        table.add_column(column, no_wrap=column in ("id", "kind"))
+    for row in rows:
+        shown = ", ".join(f"{x['name']}={x['default']}" for x in row["options"]) or "–"
+        table.add_row(
+            row["id"],
+            row["title"],
+            row["family"],
+            row["seam"],
+            row["kind"],
+            " ".join(row["backends"]),
+            shown,
+            "" if row["installed"] else "not installed",
+        )
+    out().print(table)
+    out().print("\nOptions with range and help: workbench list ID", markup=False)
+
+
+def _show_one(row: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    console = out()
+    console.print(
+        f"{row['id']}: {row['title']} ({row['kind']}, {row['family']}, seam {row['seam']})", markup=False
+    )
+    console.print(f"{row['summary']}\npaper: {row['paper']}", markup=False)
+    for label in ("needs", "provides"):
+        if row[label]:
+            console.print(f"{label}: {', '.join(row[label])}", markup=False)
+    for other, remedy in row["conflicts"].items():
+        console.print(f"not with {other}: {remedy}", markup=False)
+    for claim in row["claims"]:
+        console.print(f"claimed: {claim['text']} ({claim['conditions']}; {claim['source']})", markup=False)
+    if not row["installed"]:
+        console.print(f"not installed: {row['install']}", markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("option", "default", "takes", "meaning"):
+        table.add_column(column)
+    for x in row["options"]:
+        table.add_row(x["name"], str(x["default"]), option_range(x), x["help"])
+    console.print(table if row["options"] else "no options", "")
+
+
+def plan_recipe(
+    use: o.Uses = [],  # noqa: B006 - the command-line library copies it
+    recipe: o.RecipeFile = None,
+    model: o.Model = o.DEFAULT_MODEL,
+    dtype: o.DType = o.DTypeName.bfloat16,
+    numerics: o.Numerics = o.NumericsName.fast,
+    device: o.Device = "cpu",
+    threads: o.Threads = None,
+    kv_pool_tokens: o.PoolTokens = o.DEFAULT_POOL,
+    max_context: o.MaxContext = 0,
+    json: o.Json = False,
+) -> None:
+    """Whether a recipe fits together, the model and the device; conflicts come with remedies (status 2)."""
+    wanted = o.recipe_of(use, recipe)
+    o.set_threads(threads)
+    from workbench.core.plan import ModelFacts, plan, require
+    from workbench.models.registry import open_source
+
+    source = open_source(model)
+    made = require(
+        plan(
+            wanted,
+            ModelFacts(model, source.config, source.fingerprint),
+            device=device,
+            dtype=dtype.value,
+            numerics=numerics.value,
+            limits=o.limits_of(kv_pool_tokens, max_context),
+        )
+    )
+    if json:
+        print_json({"plan": made.to_dict(), "recipe_key": made.recipe.key})
+    else:
+        _show_plan(made)
+
+
+def _show_plan(made: Any) -> None:
+    from rich.table import Table
+
+    from workbench.core import catalog
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    rows = {
+        "recipe": str(made.recipe),
+        "kind": made.kind,
+        "model": f"{made.model} ({made.dtype}, {made.numerics}, {made.device})",
+        "page size": f"{made.page_size} tokens",
+        "KV pool": f"{made.limits.kv_pool_tokens} tokens per group of layers",
+        "context": f"{made.limits.max_context} tokens",
+    }
+    for use in made.recipe:
+        technique, config = catalog.get(use.id), made.configs[use.id]
+        values = ", ".join(f"{x.name}={getattr(config, x.name)}" for x in technique.options)
+        rows[use.id] = f"{technique.spec.title} [{technique.spec.kind}] {values}".rstrip()
+    for name, value in rows.items():
+        table.add_row(name, value.replace("[", "\\["))
+    console = out()
+    console.print(table)
+    for line in made.notes:
+        console.print(f"· {line}", markup=False)

@@ -1,0 +1,79 @@
+"""``workbench``: the commands, and what happens when one fails.
+
+Only the command-line library and plain data are imported here; torch is loaded by the command that needs it,
+so that help and refusals come at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+
+from workbench.cli import catalogue, generate, launch, stored
+from workbench.cli.failure import report
+from workbench.cli.output import only_json
+from workbench.spec.errors import Cancelled
+
+app = typer.Typer(
+    name="workbench",
+    help="Run, compose and measure LLM inference techniques.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _interrupted_is_cancelled(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn Ctrl-C into a typed error before the library turns it into a bare exit status."""
+
+    @functools.wraps(command)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise Cancelled("The command was interrupted.", hint="Nothing is left running.") from None
+
+    return guarded
+
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "list": catalogue.list_techniques,
+    "plan": catalogue.plan_recipe,
+    "run": generate.run,
+    "runs": stored.list_runs,
+    "compare": stored.compare_runs,
+    "export": stored.export_runs,
+    "fetch": launch.fetch_model,
+    "lab": launch.lab,
+    "doctor": launch.doctor,
+}
+for name, command in COMMANDS.items():
+    settings = PASS_ON if name == "lab" else {}
+    app.command(name, context_settings=settings)(_interrupted_is_cancelled(command))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; every exception becomes a message."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in given
+    with only_json(as_json):
+        try:
+            status = typer.main.get_command(app).main(given, prog_name="workbench", standalone_mode=False)
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader of a pipe has left, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except Exception as error:
+            return report(error, as_json)
+    return status if isinstance(status, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
