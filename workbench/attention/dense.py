@@ -23,8 +23,10 @@ TILE = 256
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows ``a:b`` of the span against columns ``low:high``; ``hidden`` bool [b-a, high-edge] masks the columns
-    from ``edge`` on, columns before ``edge`` are visible to all rows."""
+    """Rows ``a:b`` of the span against columns ``low:high``.
+
+    ``hidden`` bool [b-a, high-edge] masks the columns from ``edge`` on; all rows see those before ``edge``.
+    """
 
     a: int
     b: int
@@ -36,7 +38,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class DensePlan:
-    """A chunk: ``row`` its first query row, ``pages`` int64 [nb] its visible pages, ``tiles`` its products."""
+    """A chunk: its first query row, its visible pages (int64 [nb]) and its products."""
 
     row: int
     pages: Tensor

@@ -37,8 +37,9 @@ class Member:
 class Bucket:
     """Rows whose softmax is padded to the same number of pages ``nb``.
 
-    ``members`` indices of their spans; ``rows`` int64 [R]: query rows of the step; ``edges`` int64 [R * Hq * nb]: for each row, head and page the
-    row of the products that holds it, or ``total`` (the zero row) where the row has fewer pages.
+    ``members``: indices of their spans. ``rows`` int64 [R]: query rows of the step. ``edges`` int64
+    [R * Hq * nb]: for each row, head and page the row of the products that holds it, or ``total`` (the zero
+    row) where the row has fewer pages.
     """
 
     members: tuple[int, ...]
@@ -106,7 +107,8 @@ def build_edges(
     edge_base, edge_tall = base[where] + np.array(offsets, dtype=np.int64), tall[where]
     ends = np.cumsum(counts)
     head, member = np.arange(kv_heads)[None, :, None, None], np.arange(group)[None, None, :, None]
-    query, weight = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
+    # One row more than there are: padding edges name the zero row, and may write there.
+    query, weight = np.zeros((2, total + 1), dtype=np.int64)
     buckets, block = [], 0
     for chosen in _buckets(members, heads, page_size):
         nb = int(counts[chosen].max())
@@ -118,12 +120,10 @@ def build_edges(
         rows = np.array([members[i].row for i in chosen], dtype=np.int64)[of] + t
         b, m = edge_base[at][of], edge_tall[at][of]
         edges = b[:, None, None, :] + head * m[:, None, None, :] + t[:, None, None, None] * group + member
-        real = np.broadcast_to((column < counts[chosen][:, None])[of][:, None, None, :], edges.shape)
-        blocks = block + np.arange(edges.size, dtype=np.int64).reshape(edges.shape)
-        rows_heads = rows[:, None] * heads + np.arange(heads)
-        query[edges[real]] = np.broadcast_to(rows_heads.reshape(-1, kv_heads, group, 1), edges.shape)[real]
-        weight[edges[real]] = blocks[real]
+        if counts[chosen].min() < nb:
+            edges = np.where((column < counts[chosen][:, None])[of][:, None, None, :], edges, total)
+        query[edges] = (rows[:, None] * heads + np.arange(heads)).reshape(-1, kv_heads, group, 1)
+        weight[edges] = block + np.arange(edges.size, dtype=np.int64).reshape(edges.shape)
         block += edges.size
-        edges = np.where(real, edges, total).reshape(-1)
-        buckets.append(Bucket(tuple(chosen), nb, rows, edges))
-    return Edges(tuple(buckets), query, weight, total)
+        buckets.append(Bucket(tuple(chosen), nb, rows, edges.reshape(-1)))
+    return Edges(tuple(buckets), query[:total], weight[:total], total)

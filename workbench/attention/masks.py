@@ -38,7 +38,9 @@ def limits(span: AttentionSpan, window: int | None, origin: int) -> tuple[Ints, 
     Columns count slots from slot ``origin``. For a tree they describe the committed slots only.
     """
     rows = np.arange(span.n_new, dtype=np.int64)
-    high = rows + (span.start - origin) if plain(span, window) else np.full_like(rows, span.start - 1 - origin)
+    high = np.full_like(rows, span.start - 1 - origin)
+    if plain(span, window):
+        high += rows + 1
     if window is None:
         return high, None
     low = np.asarray(span.positions, dtype=np.int64) - shift(span) - window - origin
@@ -47,15 +49,16 @@ def limits(span: AttentionSpan, window: int | None, origin: int) -> tuple[Ints, 
 
 def fill_hidden(
     out: Tensor, columns: Tensor, spans: Sequence[AttentionSpan], origins: Sequence[int], window: int | None
-) -> None:
+) -> int:
     """Write ``out`` [R, n] for the rows of ``spans``; span ``i``'s column 0 is its slot ``origins[i]``.
 
-    ``columns`` int64 [n] is ``arange(n)`` on ``out``'s device.
+    ``columns`` int64 [n] is ``arange(n)`` on ``out``'s device. Returns a column before which nothing is
+    hidden.
     """
     if window is None and all(s.n_new == 1 for s in spans):
         high = np.array([s.start - o for s, o in zip(spans, origins, strict=True)], dtype=np.int64)
         torch.gt(columns, torch.from_numpy(high).to(out.device)[:, None], out=out)
-        return
+        return int(high.min()) + 1
     both = [limits(s, window, o) for s, o in zip(spans, origins, strict=True)]
     high = np.concatenate([h for h, _ in both])
     torch.gt(columns, torch.from_numpy(high).to(out.device)[:, None], out=out)
@@ -69,3 +72,4 @@ def fill_hidden(
             block = torch.from_numpy(new_block(span, window)).to(out.device)
             out[row : row + span.n_new, at : at + span.n_new] = block
         row += span.n_new
+    return int(high.min()) + 1 if window is None else 0

@@ -45,7 +45,9 @@ class TorchPages:
         self._device = torch.device(device)
         self._scratch = Scratch()
 
-    def prepare(self, spans: Sequence[AttentionSpan], shape: AttentionShape, previous: Any = None) -> PagesPlan:
+    def prepare(
+        self, spans: Sequence[AttentionSpan], shape: AttentionShape, previous: Any = None
+    ) -> PagesPlan:
         """Plan a step; reuses (and changes) ``previous`` when only lengths moved inside the last pages.
 
         Raises :class:`WrongShape` or :class:`InvariantError` for spans or shapes that contradict themselves.
@@ -75,7 +77,9 @@ class TorchPages:
         Unused slots of ``k`` and ``v`` may be zeroed, nothing else of them changes.
         """
         x = q.to(k.dtype)
-        pieces = [] if plan.short is None else run_short(plan.short, x, k, v, plan.shape, self._scratch, q.dtype)
+        pieces = []
+        if plan.short is not None:
+            pieces = run_short(plan.short, x, k, v, plan.shape, self._scratch, q.dtype)
         if not plan.dense and len(pieces) == 1:
             return pieces[0][1]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

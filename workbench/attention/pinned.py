@@ -1,15 +1,17 @@
 """Pinned attention: a row's bits depend on its sequence only, never on batch, chunks, pages or drafting.
 
-Online softmax over the pages of the logical sequence in order (Dao et al. 2022, alg. 1), every product of
-the fixed shape ``[Hkv, 8 * G, P]``: see :mod:`workbench.attention.tiles` for where rows and keys are put.
-A page that a row may not see is an exact no-op for it (factor 1, weights 0), so tiles of different lengths
-can share a call. Calls stay below torch's parallel grain, so element-wise loops are never cut by threads.
-Computes in float64 for float64 K/V, else in float32 (16-bit K/V are widened page by page).
+Online softmax over blocks of 64 logical slots in order (Dao et al. 2022, alg. 1), every product of the
+fixed shape ``[Hkv, 8 * G, 64]``: see :mod:`workbench.attention.tiles` for where rows and keys are put.
+A block that a row may not see is an exact no-op for it (factor 1, weights 0), so tiles of different lengths
+can share a call. Calls run on one thread, because MKL's products change their low bits with the thread
+count, and stay below torch's parallel grain. Computes in float64 for float64 K/V, else in float32 (16-bit
+K/V are widened block by block).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.attention.spans import check_shape, check_span
-from workbench.attention.tiles import ROWS, QueryTile, tiles_of
+from workbench.attention.spans import Bools, check_shape, check_span
+from workbench.attention.tiles import KEYS, ROWS, QueryTile, tiles_of
 from workbench.engine.seams import AttentionShape, AttentionSpan
 
 GRAIN = 32768
@@ -26,28 +28,30 @@ GRAIN = 32768
 
 
 @dataclass(frozen=True)
-class PageStep:
-    """One logical page of every tile of a group.
+class KeyStep:
+    """One key block of every tile of a group.
 
-    ``pages`` int64 [n] where all slots lie in page order, else None and ``slots`` int64 [n, P] flat slots.
-    ``hidden`` bool [n, 1, 8, 1, P] and ``dead`` bool [n, 1, P, 1] (hidden from all rows), or None for no such slot.
+    ``slots`` int64 [n, 64] flat slots; ``aligned``: each row of them is one aligned 64-slot piece of a page.
+    ``hidden`` bool [n, 1, 8, 1, 64], ``dead`` bool [n, 1, 64, 1] (hidden from all rows), or None for neither.
     """
 
-    pages: Tensor | None
     slots: Tensor
+    aligned: bool
     hidden: Tensor | None
     dead: Tensor | None
 
 
 @dataclass(frozen=True)
 class Group:
-    """Tiles that share their calls: ``query`` int64 [n * 8] the rows they read, ``place`` int64 [R] and ``rows``
-    int64 [R] which results go to which query rows, ``steps`` their pages in logical order."""
+    """Tiles that share their calls, and their key blocks in logical order.
+
+    ``query`` int64 [n * 8]: the rows they read. ``place``, ``rows`` int64 [R]: which result is which row's.
+    """
 
     query: Tensor
     place: Tensor
     rows: Tensor
-    steps: tuple[PageStep, ...]
+    steps: tuple[KeyStep, ...]
 
 
 @dataclass(frozen=True)
@@ -58,36 +62,36 @@ class PinnedPlan:
     groups: tuple[Group, ...]
 
 
-def _step(tiles: Sequence[QueryTile], j: int, page_size: int, device: torch.device) -> PageStep:
-    """Page ``j`` of each tile; a tile that has ended repeats its last page, wholly hidden."""
+def _step(tiles: Sequence[QueryTile], j: int, page_size: int, device: torch.device) -> KeyStep:
+    """Block ``j`` of each tile; a tile that has ended repeats its last block, wholly hidden."""
     slots = np.stack([t.slots[min(j, len(t.slots) - 1)] for t in tiles])
     hidden = np.stack([t.hidden[j] if j < len(t.hidden) else np.ones_like(t.hidden[0]) for t in tiles])
-    dead = hidden.all(1)
-    # A dead slot may name any row: it is hidden from all, so page order is judged on the others.
-    in_order = slots // page_size * page_size + np.arange(page_size)
-    whole = bool(((slots == in_order) | dead).all()) and bool((slots // page_size == slots[:, :1] // page_size).all())
-    flags = [
-        torch.from_numpy(f).to(device) if f.any() else None
-        for f in (hidden[:, None, :, None], dead[:, None, :, None])
-    ]
-    pages = torch.from_numpy(slots[:, 0] // page_size).to(device) if whole else None
-    return PageStep(pages, torch.from_numpy(slots).to(device), *flags)
+    dead: Bools = np.all(hidden, axis=1)
+    # A dead slot may name any row: it is hidden from all, so order is judged on the others.
+    in_order = slots[:, :1] // KEYS * KEYS + np.arange(KEYS)
+    aligned = page_size % KEYS == 0 and bool(((slots == in_order) | dead).all())
+    hide = torch.from_numpy(hidden[:, None, :, None]).to(device) if hidden.any() else None
+    drop = torch.from_numpy(dead[:, None, :, None]).to(device) if dead.any() else None
+    return KeyStep(torch.from_numpy(slots).to(device), aligned, hide, drop)
 
 
 def _group(tiles: Sequence[QueryTile], page_size: int, device: torch.device) -> Group:
     rows = np.concatenate([t.rows for t in tiles])
     first = np.repeat([t.rows[t.rows >= 0][0] for t in tiles], ROWS)
     place = np.flatnonzero(rows >= 0)
-    index = (torch.from_numpy(a).to(device) for a in (np.where(rows < 0, first, rows), place, rows[place]))
+    query, at, of = (
+        torch.from_numpy(a).to(device) for a in (np.where(rows < 0, first, rows), place, rows[place])
+    )
     longest = max(len(t.slots) for t in tiles)
-    return Group(*index, tuple(_step(tiles, j, page_size, device) for j in range(longest)))
+    return Group(query, at, of, tuple(_step(tiles, j, page_size, device) for j in range(longest)))
 
 
-def _rows_of(pool: Tensor, step: PageStep, dtype: torch.dtype) -> Tensor:
-    """K or V of a step, ``[n, Hkv, P, D]``, a contiguous copy in ``dtype``."""
+def _rows_of(pool: Tensor, step: KeyStep, dtype: torch.dtype) -> Tensor:
+    """K or V of a step, ``[n, Hkv, 64, D]``, a contiguous copy in ``dtype``."""
     page = pool.shape[2]
-    if step.pages is not None:
-        out = pool.index_select(0, step.pages)
+    if step.aligned:
+        first = step.slots[:, 0]
+        out = pool.view(*pool.shape[:2], -1, KEYS, pool.shape[3])[first // page, :, first % page // KEYS]
     else:
         out = pool.permute(0, 2, 1, 3)[step.slots // page, step.slots % page].transpose(1, 2)
     out = out.to(dtype=dtype, memory_format=torch.contiguous_format)
@@ -113,7 +117,7 @@ def run_group(group: Group, shape: AttentionShape, q: Tensor, k: Tensor, v: Tens
         if step.hidden is not None:
             s.view(n, heads, ROWS, -1, s.shape[-1]).masked_fill_(step.hidden, float("-inf"))
         above = torch.maximum(top, s.amax(-1, keepdim=True))
-        safe = above.clamp(min=torch.finfo(q.dtype).min)  # rows that saw nothing yet: exp(-inf) instead of NaN
+        safe = above.clamp(min=torch.finfo(q.dtype).min)  # no NaN for rows that saw nothing yet
         p = s.sub_(safe).exp_()
         fade = top.sub_(safe).exp_()
         mass = mass.mul_(fade).add_(p.sum(-1, keepdim=True))
@@ -121,6 +125,20 @@ def run_group(group: Group, shape: AttentionShape, q: Tensor, k: Tensor, v: Tens
         top = above
     acc = torch.where(mass > 0, acc / mass, 0.0)
     return acc.view(n, heads, ROWS, -1, dim).transpose(1, 2).reshape(n * ROWS, -1)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run the calling thread's torch operations on one core; the former number of threads comes back."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class PinnedAttention:
@@ -131,7 +149,9 @@ class PinnedAttention:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
 
-    def prepare(self, spans: Sequence[AttentionSpan], shape: AttentionShape, previous: Any = None) -> PinnedPlan:
+    def prepare(
+        self, spans: Sequence[AttentionSpan], shape: AttentionShape, previous: Any = None
+    ) -> PinnedPlan:
         """Tiles of all spans, grouped by length; ``previous`` is not needed.
 
         Raises :class:`WrongShape` or :class:`InvariantError` for spans or shapes that contradict themselves.
@@ -144,8 +164,8 @@ class PinnedAttention:
             tiles += tiles_of(row, span, shape)
             row += span.n_new
         tiles.sort(key=lambda t: -len(t.slots))
-        per_tile = ROWS * shape.heads * max(shape.page_size, shape.head_dim)
-        kv_tile = shape.kv_heads * shape.page_size * shape.head_dim
+        per_tile = ROWS * shape.heads * max(KEYS, shape.head_dim)
+        kv_tile = shape.kv_heads * KEYS * shape.head_dim
         size = max(1, (GRAIN - 1) // max(per_tile, kv_tile))
         chunks = [tiles[i : i + size] for i in range(0, len(tiles), size)]
         return PinnedPlan(shape, tuple(_group(c, shape.page_size, self._device) for c in chunks))
@@ -155,7 +175,8 @@ class PinnedAttention:
         wide = torch.float64 if k.dtype == torch.float64 else torch.float32
         x = q.to(wide)
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device).flatten(1)
-        for group in plan.groups:
-            result = run_group(group, plan.shape, x, k, v).index_select(0, group.place)
-            out.index_copy_(0, group.rows, result.to(q.dtype))
+        with one_thread():
+            for group in plan.groups:
+                result = run_group(group, plan.shape, x, k, v).index_select(0, group.place)
+                out.index_copy_(0, group.rows, result.to(q.dtype))
         return out

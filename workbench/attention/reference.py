@@ -2,8 +2,8 @@
 
 softmax(q·kᵀ)·v per row and head (Vaswani et al. 2017, eq. 1; the 1/√d factor is already in ``q``), with
 grouped query heads (Ainslie et al. 2023), causal, tree (Miao et al. 2023, §4) or sliding-window mask and
-optional soft-cap (Gemma 2, §2). It loops over spans and builds each mask entry by entry, because it is
-read more often than it is run.
+optional soft-cap (Gemma 2, §2). It loops over spans and shares no mask code with the fast forms, because it
+is read more often than it is run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPEC = TechniqueSpec(
     family="attention",
     seam="attention",
     kind="exact",
-    summary="Attention in float64, row by row from the definition: slow, and what the fast forms are judged against.",
+    summary="Attention in float64, row by row from the definition: slow, the judge of the fast forms.",
     paper="Vaswani et al. 2017, Attention Is All You Need, eq. 1",
     stages=("attention",),
     claims_slot=("attention",),
@@ -47,14 +47,14 @@ def attention_mask(span: AttentionSpan, shape: AttentionShape) -> Tensor:
     for i in range(span.n_new):
         parent = i - 1 if span.parents is None else span.parents[i]
         lineage.append({i} | (lineage[parent] if parent >= 0 else set()))
-    committed = [s + shift(span) for s in range(span.start)]
-    position = committed + list(span.positions)
     mask = torch.zeros(span.n_new, span.start + span.n_new, dtype=torch.bool)
-    for i in range(span.n_new):
-        for s in range(span.start + span.n_new):
-            seen = s < span.start or s - span.start in lineage[i]
-            near = shape.window is None or position[s] > span.positions[i] - shape.window
-            mask[i, s] = seen and near
+    mask[:, : span.start] = True
+    for i, seen in enumerate(lineage):
+        mask[i, [span.start + j for j in seen]] = True
+    if shape.window is not None:
+        own = torch.tensor(list(span.positions))
+        position = torch.cat([torch.arange(span.start) + shift(span), own])
+        mask &= position > own[:, None] - shape.window
     return mask
 
 

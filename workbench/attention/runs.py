@@ -77,13 +77,14 @@ def plan_runs(
     factor of four) share a run. Returns the runs and their number of rows.
     """
     views = _merge(_segments(heights, copied), page_bytes)
-    strays = [s for s in views if 2 * s[3] * page_bytes < CALL_BYTES] if len(views) > 1 else []
+    strays = [s for s in views if 2 * s[3] * page_bytes < CALL_BYTES]
     if len(strays) < 2 and not copied:
         strays = []
+    apart = {s[0] for s in strays}
     runs: list[Run] = []
     row = 0
     for first, end, height, _ in views:
-        if not any(s[0] == first for s in strays):
+        if first not in apart:
             runs.append(Run(tuple(range(first, end)), height, True, row))
             row += (end - first) * kv_heads * height
     loose = [p for s in strays for p in range(s[0], s[1]) if p in heights] + sorted(copied)

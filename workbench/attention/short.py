@@ -8,7 +8,7 @@ reorderings of scores, one softmax, one sum over pages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class Part:
     edges: Tensor
     columns: Tensor
     hidden: Tensor
+    edge: int = 0
 
 
 @dataclass
@@ -52,7 +53,6 @@ class ShortPlan:
     heads: dict[int, int]
     gathered: list[tuple[Tensor, Tensor, Tensor] | None]
     ran: bool = False
-    buffers: dict[torch.dtype, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 def members_of(
@@ -70,7 +70,8 @@ def members_of(
 def refresh(plan: ShortPlan, spans: Sequence[AttentionSpan], shape: AttentionShape) -> None:
     """Rewrite the masks for ``spans``, whose members are those of ``plan``."""
     for part in plan.parts:
-        fill_hidden(part.hidden, part.columns, [spans[i] for i in part.spans], part.origins, shape.window)
+        own = [spans[i] for i in part.spans]
+        part.edge = fill_hidden(part.hidden, part.columns, own, part.origins, shape.window)
 
 
 def plan_short(
@@ -86,8 +87,9 @@ def plan_short(
             previous.heads = heads
             previous.gathered = _gathered(previous.runs, heads, device)
         refresh(previous, spans, shape)
-        if previous.ran:
-            previous.scrub = None
+        previous.scrub = None
+        if not previous.ran:  # its tails were never zeroed, and lengths have moved
+            previous.tails, previous.scrub = _scrub(spans, members, shape, {}, device)
         return previous
     page = shape.page_size
     heights, offsets = stack(members, shape.heads // shape.kv_heads)
@@ -99,17 +101,24 @@ def plan_short(
         columns = torch.arange(b.nb * page, device=device)
         hidden = torch.empty(len(b.rows), b.nb * page, dtype=torch.bool, device=device)
         origins = tuple(members[i].first * page for i in b.members)
-        rows_edges = (torch.from_numpy(a).to(device) for a in (b.rows, b.edges))
-        parts.append(Part(b.members, origins, b.nb, *rows_edges, columns, hidden))
+        rows_of, edges_of = (torch.from_numpy(a).to(device) for a in (b.rows, b.edges))
+        parts.append(Part(b.members, origins, b.nb, rows_of, edges_of, columns, hidden))
     known = previous.tails if previous is not None and previous.ran else {}
-    tails, scrub = dead_tails(spans, members, page, known)
-    plan = ShortPlan(
-        members, runs, total, torch.from_numpy(edges.query).to(device), torch.from_numpy(edges.weight).to(device),
-        parts, tails, None if scrub is None else (scrub[0].to(device), scrub[1].to(device)), heads,
-        _gathered(runs, heads, device),
-    )
+    tails, scrub = _scrub(spans, members, shape, known, device)
+    query, weight = (torch.from_numpy(a).to(device) for a in (edges.query, edges.weight))
+    gathered = _gathered(runs, heads, device)
+    plan = ShortPlan(members, runs, total, query, weight, parts, tails, scrub, heads, gathered)
     refresh(plan, spans, shape)
     return plan
+
+
+def _scrub(
+    spans: Sequence[AttentionSpan], members: Sequence[Member], shape: AttentionShape, known: dict[int, int],
+    device: torch.device,
+) -> tuple[dict[int, int], tuple[Tensor, Tensor] | None]:
+    """The zeroed tails after the next run, and what that run has still to zero."""
+    tails, slots = dead_tails(spans, members, shape.page_size, known)
+    return tails, None if slots is None else (slots[0].to(device), slots[1].to(device))
 
 
 def _gathered(
@@ -139,7 +148,8 @@ def _pages(run: Run, gathered: tuple[Tensor, Tensor, Tensor] | None, pool: Tenso
 
 
 def run_short(
-    plan: ShortPlan, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, scratch: Scratch, dtype: torch.dtype
+    plan: ShortPlan, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, scratch: Scratch,
+    dtype: torch.dtype,
 ) -> list[tuple[Tensor, Tensor]]:
     """Return ``(rows, result [R, Hq*D])`` pairs in ``dtype``; ``q`` [T, Hq, D] in the K/V dtype."""
     plan.ran = True
@@ -157,7 +167,7 @@ def run_short(
     blocks = []
     for part in plan.parts:
         scores = s.index_select(0, part.edges).view(len(part.rows), shape.heads, -1)
-        blocks.append(weights(scores, part.hidden[:, None], 0, shape).view(-1, page))
+        blocks.append(weights(scores, part.hidden[:, None, part.edge :], part.edge, shape).view(-1, page))
     w = (blocks[0] if len(blocks) == 1 else torch.cat(blocks)).index_select(0, plan.weight)
     o = scratch.take("partial", plan.total + 1, dim, k.dtype, k.device)
     o[plan.total].zero_()

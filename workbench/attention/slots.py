@@ -25,7 +25,7 @@ def zero_slots(pool: Tensor, pages: Tensor, slots: Tensor) -> None:
 def dead_tails(
     spans: Sequence[AttentionSpan], members: Sequence[Member], page_size: int, known: Mapping[int, int]
 ) -> tuple[dict[int, int], tuple[Tensor, Tensor] | None]:
-    """The first unused slot of each last page, and the (page, slot) pairs not yet zeroed according to ``known``.
+    """The first unused slot of each last page, and the (page, slot) pairs that ``known`` has not zeroed yet.
 
     A page that several spans own is used as far as its longest owner uses it.
     """
@@ -55,9 +55,8 @@ def hidden_heads(
         return {}
     out: dict[int, int] = {}
     for span, m in zip(spans, members, strict=True):
-        out[m.pages[0]] = min(
-            first_visible(span, shape.window) - m.first * shape.page_size, out.get(m.pages[0], shape.page_size)
-        )
+        behind = first_visible(span, shape.window) - m.first * shape.page_size
+        out[m.pages[0]] = min(behind, out.get(m.pages[0], shape.page_size))
     for m in members:
         for page in m.pages[1:]:
             out.pop(page, None)

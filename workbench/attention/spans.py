@@ -22,7 +22,9 @@ Ints = NDArray[np.int64]
 def check_shape(shape: AttentionShape) -> None:
     """Raise :class:`WrongShape` when the heads do not divide into groups or a size is not positive."""
     if min(shape.heads, shape.kv_heads, shape.head_dim, shape.page_size) < 1:
-        raise WrongShape(f"Attention sizes must be positive: {shape}.", hint="Correct the model's configuration.")
+        raise WrongShape(
+            f"Attention sizes must be positive: {shape}.", hint="Correct the model's configuration."
+        )
     if shape.heads % shape.kv_heads:
         raise WrongShape(
             f"{shape.heads} query heads cannot be shared evenly by {shape.kv_heads} KV heads.",
@@ -40,7 +42,7 @@ def check_span(index: int, span: AttentionSpan, page_size: int) -> None:
         )
     if len(span.table) * page_size < span.start + span.n_new:
         raise InvariantError(
-            f"{where} needs {span.start + span.n_new} slots, but its {len(span.table)} pages of {page_size} hold fewer.",
+            f"{where} needs {span.start + span.n_new} slots, over {len(span.table)} pages of {page_size}.",
             hint="Allocate the pages of all new rows before the step.",
         )
     if span.parents is not None:
@@ -48,7 +50,9 @@ def check_span(index: int, span: AttentionSpan, page_size: int) -> None:
             raise InvariantError(f"{where} has {len(span.parents)} parents for {span.n_new} rows.")
         for i, p in enumerate(span.parents):
             if not -1 <= p < i:
-                raise InvariantError(f"{where}: row {i} has parent {p}.", hint="Parents come before children; -1 is the root.")
+                raise InvariantError(
+                    f"{where}: row {i} has parent {p}.", hint="Parents come before children; -1 is the root."
+                )
 
 
 def is_chain(parents: Sequence[int] | None) -> bool:

@@ -1,10 +1,11 @@
 """Query tiles of the pinned form: where each row sits, and which keys it meets in which order.
 
 A row's bits may depend on its logical index only. So a row with logical index ``l`` always sits in place
-``l % 8`` of a tile of rows with the same ``l // 8``, and meets the pages of its own *logical* sequence in
+``l % 8`` of a tile of rows with the same ``l // 8``, and meets the keys of its own *logical* sequence in
 order: committed slots, then its ancestors by depth. A draft tree is therefore cut into root-to-leaf
 *paths*. Each row is computed on the first path that holds it; keys of a path are gathered so that node
-``d`` of the path lies where token ``d`` of a chain would lie.
+``d`` of the path lies where token ``d`` of a chain would lie. Keys are met in blocks of 64 logical slots,
+whatever the page size, so that paging is no part of the arithmetic either.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from workbench.engine.seams import AttentionShape, AttentionSpan
 
 ROWS = 8
 """Rows of a tile: from eight rows on, matrix products treat every row count alike."""
+KEYS = 64
+"""Logical slots of a key block."""
 
 
 @dataclass(frozen=True)
 class QueryTile:
     """Up to eight rows of one path: ``rows`` int64 [8] query rows of the step (-1: padding), ``slots``
-    int64 [nb, P] flat pool slots in logical order, ``hidden`` bool [nb, 8, P]."""
+    int64 [nb, 64] flat pool slots in logical order, ``hidden`` bool [nb, 8, 64]."""
 
     rows: Ints
     slots: Ints
@@ -64,8 +67,8 @@ def tiles_of(row: int, span: AttentionSpan, shape: AttentionShape) -> list[Query
             low = 0
             if window is not None:
                 near = np.flatnonzero(at > at[logical].min() - window)
-                low = min(int(near[0]) if len(near) else int(logical[0]), int(logical[0])) // page
-            order = np.arange(low * page, (int(logical[-1]) // page + 1) * page)
+                low = min(int(near[0]) if len(near) else int(logical[0]), int(logical[0])) // KEYS
+            order = np.arange(low * KEYS, (int(logical[-1]) // KEYS + 1) * KEYS)
             exists = np.minimum(order, len(slot) - 1)
             rows = np.full(ROWS, -1, dtype=np.int64)
             rows[logical % ROWS] = row + nodes[depths]
@@ -73,6 +76,6 @@ def tiles_of(row: int, span: AttentionSpan, shape: AttentionShape) -> list[Query
             hidden[logical % ROWS] = order > logical[:, None]
             if window is not None:
                 hidden[logical % ROWS] |= at[exists] <= at[logical][:, None] - window
-            flat = slot_rows(span.table, page, slot[exists]).reshape(-1, page)
-            out.append(QueryTile(rows, flat, hidden.reshape(ROWS, -1, page).swapaxes(0, 1)))
+            flat = slot_rows(span.table, page, slot[exists]).reshape(-1, KEYS)
+            out.append(QueryTile(rows, flat, hidden.reshape(ROWS, -1, KEYS).swapaxes(0, 1)))
     return out
