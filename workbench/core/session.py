@@ -7,14 +7,19 @@ may come from any thread. An exception ends its job, never the session.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
-from workbench.core.jobs import Job
+from workbench.core.jobs import CancelToken, Job
 from workbench.core.plan import ModelFacts, plan, require, why_not
 from workbench.core.runner import Requested, RequestJob
 from workbench.core.state import EngineState
@@ -22,9 +27,11 @@ from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
 from workbench.engine.seams import LogitsMask
 from workbench.models.chat import Message
+from workbench.models.decoder import Decoder
+from workbench.models.progress import Progress
 from workbench.models.registry import open_source
 from workbench.models.tokenizer import load_tokenizer
-from workbench.spec.errors import SessionClosed
+from workbench.spec.errors import ModelNotFound, OptionError, RequestError, SamplingError, SessionClosed
 from workbench.spec.events import Event
 from workbench.spec.plan import Conflict, DType, EngineLimits, Numerics, Plan
 from workbench.spec.recipe import Recipe
@@ -32,6 +39,7 @@ from workbench.spec.run import Run
 
 Listener = Callable[[Event], None]
 Task = Callable[[Job, Engine], Generator[None, None, Any]]
+_open_sessions: WeakSet[Session] = WeakSet()
 
 
 class Session:
@@ -55,6 +63,8 @@ class Session:
         threads: int | None = None,
         profile: str = "interactive",
     ) -> None:
+        if not isinstance(model, str | Path):
+            raise ModelNotFound(f"{model!r} is no model.", hint="Give a name or a folder.")
         self.source = open_source(model)
         self.tokenizer = load_tokenizer(model)
         self.facts = ModelFacts(str(model), self.source.config, self.source.fingerprint)
@@ -66,6 +76,10 @@ class Session:
             "limits": limits,
         }
         self._plan = require(plan(recipe or Recipe(), self.facts, **self._where))
+        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise OptionError(f"device = {device!r}, but there is no CUDA device here.", hint="Choose cpu.")
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise OptionError(f"threads = {threads!r} must be a whole number of at least 1.")
         self._listeners: list[Listener] = []
         self._lock = threading.Condition()
         self._inbox: deque[RequestJob] = deque()
@@ -77,6 +91,7 @@ class Session:
         self._state = EngineState(self.source, self.tokenizer)
         self._worker = threading.Thread(target=self._work, name="workbench-session", daemon=True)
         self._worker.start()
+        _open_sessions.add(self)
         self._post_apply(self._plan)
 
     # -- what callers use ------------------------------------------------------------------------
@@ -128,7 +143,15 @@ class Session:
         salt: str = "",
         label: str = "",
     ) -> RequestJob:
-        """Queue several prompts as one batch with one :class:`Run` as result."""
+        """Queue several prompts as one batch with one :class:`Run` as result.
+
+        Raises :class:`RequestError` when a prompt or its settings are of a wrong kind.
+        """
+        if not prompts or len(prompts) != len(params):
+            raise RequestError(
+                f"There are {len(prompts)} prompts and {len(params)} sampling settings.",
+                hint="Give one SamplingParams per prompt, and at least one prompt.",
+            )
         requested = [
             Requested.of(p, s, self.tokenizer, mask, salt) for p, s in zip(prompts, params, strict=True)
         ]
@@ -146,10 +169,13 @@ class Session:
 
         With several prompts, prompt ``i`` uses ``seed + i``. An interrupt cancels the run.
         """
-        many = isinstance(prompts, list | tuple) and bool(prompts) and not isinstance(prompts[0], int | dict)
-        items = list(prompts) if many else [prompts]
-        seed = int(sampling.pop("seed", 0))
-        params = [SamplingParams(seed=seed + i, **sampling) for i in range(len(items))]
+        several = isinstance(prompts, list | tuple) and bool(prompts)
+        items = list(prompts) if several and isinstance(prompts[0], str | list | tuple) else [prompts]
+        known = {f.name for f in fields(SamplingParams)}
+        for name in sampling.keys() - known:
+            raise SamplingError(f"{name} is no sampling setting.", hint=f"Known: {', '.join(sorted(known))}.")
+        first = SamplingParams(**sampling)
+        params = [replace(first, seed=first.seed + i) for i in range(len(items))]
         run: Run = self.submit_all(items, params).result()
         return run
 
@@ -176,7 +202,9 @@ class Session:
     def cancel_all(self) -> None:
         """Stop everything that is queued or running; partial results are kept."""
         with self._lock:
-            jobs = [*self._inbox, *self._state.jobs, *(j for j, _ in self._tasks)]
+            jobs: list[Job] = [*self._inbox, *self._state.jobs, *(j for j, _ in self._tasks)]
+            if self._closed and self._applying is not None:
+                jobs.append(self._applying)
             self._lock.notify_all()
         for job in jobs:
             job.cancel()
@@ -185,6 +213,10 @@ class Session:
         """Wait until no job is queued or running; False when ``timeout`` seconds passed first."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._has_work(), timeout)
+
+    def decoder(self, plan: Plan, progress: Progress, cancel: CancelToken) -> Decoder:
+        """The decoder of a plan's weight set, built if not resident. For tasks, on the worker's thread."""
+        return self._state.decoder(plan, progress, cancel)
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by category."""
@@ -249,9 +281,9 @@ class Session:
         return bool(self._applying or self._inbox or self._state.jobs or self._tasks)
 
     def _apply(self, job: Job, wanted: Plan) -> None:
-        job.start()
-        self._state.supersede()
         try:
+            job.start()
+            self._state.supersede()
             with torch.inference_mode():
                 self._state.rebuild(wanted, lambda f, what: job.progress(f, 1.0, "", what), job.token)
             job.finish(wanted)
@@ -278,9 +310,12 @@ class Session:
             job.fail(closed)
         if self._applying is not None:
             self._applying.fail(closed)
-        self._inbox.clear()
-        self._tasks.clear()
         self._state.free()
+        with self._lock:  # whoever waits for idleness waits no longer
+            self._applying = None
+            self._inbox.clear()
+            self._tasks.clear()
+            self._lock.notify_all()
         self._listeners.clear()
 
     def _check_open(self) -> None:
@@ -292,4 +327,12 @@ class Session:
             try:
                 listener(event)
             except Exception:
-                self._listeners.remove(listener)
+                with suppress(ValueError):
+                    self._listeners.remove(listener)
+
+
+@atexit.register
+def _close_all() -> None:
+    """A worker still inside a kernel while the interpreter is torn down would abort the process."""
+    for session in list(_open_sessions):
+        session.close()

@@ -43,9 +43,9 @@ class EngineState:
     def rebuild(self, plan: Plan, progress: Progress | None, cancel: CancelToken) -> None:
         """Make the engine of ``plan``, keeping every part that its recipe does not change.
 
-        If anything fails, the engine that ran before is still there.
+        If it fails, :meth:`advance` goes on with the plan that ran before.
         """
-        decoder = self._decoder(plan, progress, cancel)
+        decoder = self.decoder(plan, progress, cancel)
         key = kv_key(plan)
         if self._kv is not None and self._kv[0] == key:
             kv = self._kv[1]
@@ -58,6 +58,8 @@ class EngineState:
 
     def advance(self, emit: Callable[[Event], None]) -> None:
         """One engine step for all request jobs, then hand out and report what happened."""
+        if self.engine is None and self.plan is not None:  # its pool made room for one that failed
+            self.rebuild(self.plan, None, CancelToken())
         engine, plan = self.engine, self.plan
         if engine is None or plan is None:
             self.fail_all(self.broken or WorkbenchError("There is no engine.", hint="Apply a recipe."))
@@ -67,7 +69,6 @@ class EngineState:
             try:
                 step, events = engine.step()
             except BaseException as err:
-                engine.reset()
                 self.fail_all(err)
                 return
             for job in self.jobs:
@@ -121,6 +122,12 @@ class EngineState:
     def fail_all(self, error: BaseException) -> None:
         """An exception inside a step: every running job ends with it, the next run starts clean."""
         jobs, self.jobs = self.jobs, []
+        try:
+            if self.engine is not None:
+                self.engine.reset()
+                self.engine.kv.check()
+        except BaseException:  # its books are broken beyond repair: the next run gets a new engine
+            self.engine, self._kv = None, None
         for job in jobs:
             job.fail(error)
 
@@ -129,7 +136,8 @@ class EngineState:
         self.jobs, self.engine, self.plan, self._kv, self._task = [], None, None, None, None
         self._decoders.clear()
 
-    def _decoder(self, plan: Plan, progress: Progress | None, cancel: CancelToken) -> Decoder:
+    def decoder(self, plan: Plan, progress: Progress | None, cancel: CancelToken) -> Decoder:
+        """The decoder of a plan's weight set: a resident one, or built now."""
         key = weights_key(plan)
         decoder = self._decoders.get(key)
         if decoder is None:

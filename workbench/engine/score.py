@@ -1,0 +1,86 @@
+"""Teacher-forced logits of given tokens, through an engine's real codec, weights and attention.
+
+The tokens before ``start`` are prefilled; the rows after them run a chunk at a time, so that they read the
+context as the codec stores it. Blocks are cut where the scheduler would cut them (law 3). Nothing is sampled
+and no request is added: use it on an engine that is otherwise idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from workbench.engine.engine import Engine
+from workbench.engine.params import SamplingParams
+from workbench.engine.seams import SpanPlan, StepPlan
+from workbench.engine.sequence import Request, Sequence
+from workbench.spec.errors import CapacityError, RequestError
+
+PREFILL = 512  # rows of a context block, so that a caller can stop between two
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows of ``n`` positions from ``begin``: logits [n, V] of the tokens that follow them, if wanted."""
+
+    begin: int
+    n: int
+    logits: Tensor | None
+    sequence: Sequence
+
+    @property
+    def targets(self) -> list[int]:
+        """The tokens that the rows predict."""
+        return self.sequence.tokens[self.begin + 1 : self.begin + 1 + self.n]
+
+
+def score(engine: Engine, ids: Seq[int], start: int, chunk: int = 64) -> Generator[Scored, None, None]:
+    """Forward ``ids``; every token from ``start`` on is predicted by one row of the logits given.
+
+    Run each step of it under ``torch.inference_mode``. Closing it early frees its pages. Raises
+    :class:`RequestError` for a start or chunk out of range, :class:`CapacityError` when the pool is too
+    small.
+    """
+    if not 1 <= start < len(ids) or chunk < 1:
+        raise RequestError(
+            f"Cannot score tokens {start} to {len(ids)} in chunks of {chunk}.",
+            hint="Give at least one token of context and one to score.",
+        )
+    kv = engine.kv
+    request = Request("score", tuple(ids), SamplingParams(max_tokens=0, prompt_logprobs=0), salt="score")
+    seq = Sequence(id=0, request=request, sample=0, tokens=list(ids), budget=0)
+    if not kv.admit(seq, len(ids)):
+        raise CapacityError(
+            f"Scoring {len(ids)} tokens needs {kv.pages_for(len(ids))} free pages of {kv.page_size}.",
+            hint="Enlarge the KV pool (kv_pool_tokens) or score fewer tokens.",
+        )
+    try:
+        while seq.computed < len(ids) - 1:
+            yield _block(engine, seq, start - 1, chunk)
+    finally:
+        kv.release(seq)
+
+
+def _block(engine: Engine, seq: Sequence, first: int, chunk: int) -> Scored:
+    """One forward: a block of context rows, or a chunk of rows whose logits are wanted."""
+    begin, scoring = seq.computed, seq.computed >= first
+    n = min(chunk, len(seq.tokens) - 1 - begin) if scoring else min(PREFILL, first - begin)
+    if engine.scheduler.boundary is not None:
+        n = min(n, engine.scheduler.boundary(begin) - begin)
+    engine.kv.extend(seq, begin + n)
+    span = SpanPlan(
+        seq.id,
+        tuple(seq.tokens[begin : begin + n]),
+        tuple(range(begin, begin + n)),
+        begin,
+        tuple(tuple(t) for t in seq.tables),
+        n if scoring else 0,
+        None,
+    )
+    executor = engine.executor
+    out = executor.forward(executor.prepare(StepPlan(0, (span,))))
+    engine.kv.commit(seq, begin + n)
+    return Scored(begin, n, out.logits if scoring else None, seq)
