@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from workbench.spec.errors import OptionError, UnknownTechnique
+from workbench.spec.errors import OptionError, RecipeError, UnknownTechnique
 from workbench.spec.recipe import Recipe, Use
 from workbench.spec.technique import Option, Scalar, TechniqueSpec, make_config, options_of
 
@@ -88,6 +88,8 @@ def normalise(recipe: Recipe) -> Recipe:
 
     Raises :class:`UnknownTechnique` and :class:`OptionError`; two recipes that mean the same become equal.
     """
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(f"{recipe!r} is no Recipe.", hint='Write Recipe.of("paged", "kivi:bits=2").')
     uses = []
     for use in recipe:
         technique = get(use.id)

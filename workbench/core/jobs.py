@@ -94,9 +94,11 @@ class Job:
 
     def start(self) -> None:
         """The worker begins with it."""
-        if not self.ended:
+        with self._lock:  # another thread may supersede it at this very moment
+            if self.ended:
+                return
             self.state = "running"
-            self._emit()
+        self._emit()
 
     def progress(self, done: float, total: float, unit: str = "", message: str = "") -> None:
         """Report how far it is."""
@@ -109,15 +111,13 @@ class Job:
 
     def fail(self, error: BaseException) -> None:
         """End it with an error; the exception's frames are dropped so that no tensor stays alive."""
-        if isinstance(error, Cancelled):
-            self._end("cancelled", self._value, error.with_traceback(None))
-            return
         if isinstance(error, WorkbenchError):
-            self._end("failed", self._value, error.with_traceback(None))
+            _drop_frames(error)
+            self._end("cancelled" if isinstance(error, Cancelled) else "failed", self._value, error)
             return
         text = "".join(traceback.format_exception(error, limit=-8))
         failed = JobFailed(type(error).__name__, str(error), traceback_text=text)
-        traceback.clear_frames(error.__traceback__)
+        _drop_frames(error)
         self._end("failed", self._value, failed)
 
     def _end(self, state: JobState, value: Any, error: WorkbenchError | None) -> None:
@@ -132,3 +132,15 @@ class Job:
         done, total, unit, message = self._progress
         error = self._error.to_dict() if self._error is not None else None
         self._notify(JobEvent(self.id, self.kind, self.state, self.label, done, total, unit, message, error))
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Forget the frames of an exception and of those it came from: their locals hold tensors."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        traceback.clear_frames(link.__traceback__)
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    error.__cause__ = error.__context__ = None

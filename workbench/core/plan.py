@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -69,15 +69,16 @@ def plan(
 ) -> Plan | list[Conflict]:
     """The plan of a recipe, or every conflict that prevents one.
 
-    Raises :class:`UnknownTechnique` or :class:`OptionError` when the recipe itself cannot be read.
+    Raises :class:`UnknownTechnique` or :class:`OptionError` when the recipe or a setting cannot be read.
     """
+    _check_settings(device, dtype, numerics)
     recipe = catalog.normalise(recipe)
     techniques = [catalog.get(u.id) for u in recipe]
     configs = {u.id: t.configure(dict(u.options)) for u, t in zip(recipe, techniques, strict=True)}
     provides = {p for t in techniques for p in t.spec.provides}
     conflicts = [c for t in techniques for c in _own_conflicts(t, provides, set(configs), device)]
     conflicts += _slot_conflicts(techniques)
-    limits = _fit_limits(limits or EngineLimits(), model.config)
+    limits = _fit_limits(limits if limits is not None else EngineLimits(), model.config)
     page_size, page_conflicts = _page_size(configs, model.config, dtype, numerics, device)
     conflicts += page_conflicts
     if conflicts:
@@ -205,17 +206,38 @@ def _page_size(
     return size, out
 
 
+def _check_settings(device: object, dtype: object, numerics: object) -> None:
+    for name, value, allowed in (
+        ("dtype", dtype, get_args(DType)),
+        ("numerics", numerics, get_args(Numerics)),
+    ):
+        if value not in allowed:
+            raise OptionError(f"{name} = {value!r} is unknown.", hint=f"Choose {' or '.join(allowed)}.")
+    try:
+        torch.device(device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError):
+        raise OptionError(f"device = {device!r} is no device.", hint="Choose cpu, cuda, or cuda:N.") from None
+
+
 def _fit_limits(limits: EngineLimits, model: ModelConfig) -> EngineLimits:
     """Context limits that the model has, and a pool that holds at least one full context."""
+    if not isinstance(limits, EngineLimits):
+        raise OptionError(f"limits = {limits!r} are no engine limits.", hint="Pass EngineLimits(...).")
+    for field, low in (
+        ("kv_pool_tokens", 1),
+        ("max_sequences", 1),
+        ("max_batch_tokens", 0),
+        ("max_context", 0),
+    ):
+        value = getattr(limits, field)
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise OptionError(f"{field} = {value!r} must be a whole number of at least {low}.")
     context = min(limits.max_context or min(model.max_position, DEFAULT_CONTEXT), model.max_position)
     if limits.max_context > model.max_position:
         raise OptionError(
             f"max_context = {limits.max_context} is more than the model's {model.max_position} positions.",
             hint=f"Choose at most {model.max_position}.",
         )
-    for name in ("kv_pool_tokens", "max_sequences"):
-        if getattr(limits, name) < 1:
-            raise OptionError(f"{name} = {getattr(limits, name)} must be at least 1.")
     return replace(limits, max_context=context)
 
 

@@ -54,6 +54,7 @@ class Output:
         if event.cached_tokens is not None:
             self.cached_tokens = event.cached_tokens
         self.finish = event.finish or self.finish
+        self.error = event.error or self.error
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""

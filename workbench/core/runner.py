@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from time import perf_counter
 from typing import Any
 
@@ -13,8 +14,10 @@ from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
 from workbench.engine.seams import LogitsMask
 from workbench.engine.sequence import Request
+from workbench.engine.sequence import Sequence as EngineSequence
 from workbench.models.chat import Message
 from workbench.models.tokenizer import Tokenizer
+from workbench.spec import errors
 from workbench.spec.errors import RequestError, WorkbenchError
 from workbench.spec.events import Event, JobState, RequestEvent, StepEvent
 from workbench.spec.plan import Plan
@@ -40,14 +43,21 @@ class Requested:
         mask: LogitsMask | None = None,
         salt: str = "",
     ) -> Requested:
-        """Text is encoded as it is, messages go through the chat template, ids are taken as they are."""
+        """Text is encoded as it is, messages go through the chat template, ids are taken as they are.
+
+        Raises :class:`RequestError` for anything else, :class:`TokenizerError` for malformed messages.
+        """
+        _check(params, mask, salt)
         if isinstance(prompt, str):
-            return cls(prompt, tuple(tokenizer.encode(prompt)), params, mask, salt)
-        if prompt and isinstance(prompt[0], dict):
-            chat = tokenizer.chat(prompt)  # type: ignore[arg-type]
+            return cls(prompt, tuple(_encode(prompt, tokenizer)), params, mask, salt)
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping):
+            raise _no_prompt(prompt)
+        items: list[Any] = list(prompt)
+        if items and isinstance(items[0], dict):
+            chat = tokenizer.chat(items)
             notices = (chat.fallback.notice,) if chat.fallback is not None else ()
             return cls(chat.text, tuple(chat.ids), params, mask, salt, notices)
-        ids = tuple(int(t) for t in prompt)  # type: ignore[arg-type]
+        ids = tuple(_token_id(t) for t in items)
         known = [t for t in ids if 0 <= t < tokenizer.vocab_size]
         return cls(tokenizer.decode(known, skip_special=False), ids, params, mask, salt)
 
@@ -59,6 +69,7 @@ class _Part:
     request_id: str
     requested: Requested
     outputs: list[Output] = field(default_factory=list)
+    sequences: list[EngineSequence] = field(default_factory=list)
 
     @property
     def open(self) -> bool:
@@ -102,6 +113,7 @@ class RequestJob(Job):
             part.outputs = [Output(prompt=r.text, prompt_ids=r.ids, sample=i) for i in range(r.params.n)]
             try:
                 engine.add(Request(part.request_id, r.ids, r.params, r.mask, r.salt))
+                part.sequences = engine.sequences(part.request_id)
             except RequestError as err:
                 if len(self._parts) == 1:
                     raise
@@ -125,15 +137,23 @@ class RequestJob(Job):
         return self.added and not any(p.open for p in self._parts)
 
     def close(self, engine: Engine | None, state: JobState, error: WorkbenchError | None = None) -> None:
-        """End the job with the run of what it has; its open requests are aborted."""
+        """End the job with the run of what it has; its open requests are aborted.
+
+        A job of one prompt that the engine gave up fails with that error; its run is still its value.
+        """
         if engine is not None and self.added:
             for part in self._parts:
-                prompt_logprobs = [dict(s.prompt_logprobs) for s in engine.sequences(part.request_id)]
-                for out, scores in zip(part.outputs, prompt_logprobs, strict=False):
-                    out.prompt_logprobs = scores
+                for out, seq in zip(part.outputs, part.sequences, strict=False):
+                    out.prompt_logprobs = dict(seq.prompt_logprobs)
                 if part.open:
                     self.take(None, engine.abort(part.request_id))
         if error is not None and self._plan is None:
+            self.fail(error)
+            return
+        refused = self._parts[0].outputs[0].error if len(self._parts) == 1 and self.added else None
+        if state == "done" and refused is not None:
+            error = _typed(refused)
+            self._value = self._run(engine, "failed", error)
             self.fail(error)
             return
         self.finish(self._run(engine, state, error), state)
@@ -149,3 +169,49 @@ class RequestJob(Job):
         )
         memory = engine.memory() if engine is not None else {}
         return build_run(collected, self._plan, state, self.profile, memory, error)
+
+
+def _check(params: object, mask: object, salt: object) -> None:
+    """What a caller passes beside the prompt; a wrong type found in a step would end its neighbours too."""
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"{params!r} are no sampling settings.", hint="Pass SamplingParams(...).")
+    if mask is not None and not callable(getattr(mask, "allowed", None)):
+        raise RequestError(
+            f"{mask!r} is no logits mask.", hint="A mask has a method allowed(generated, path)."
+        )
+    if not isinstance(salt, str):
+        raise RequestError(f"salt = {salt!r} is no text.", hint="Any string separates cached prefixes.")
+
+
+def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as err:
+        raise RequestError(
+            f"The prompt holds half a character at position {err.start} (a lone surrogate).",
+            hint="Decode the text as UTF-8, or remove the character.",
+        ) from None
+    return tokenizer.encode(text)
+
+
+def _token_id(value: object) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise _no_prompt(value) from None
+
+
+def _no_prompt(value: object) -> RequestError:
+    return RequestError(
+        f"{value!r} of type {type(value).__name__} is no prompt or token id.",
+        hint="A prompt is text, a list of token ids, or a list of chat messages.",
+    )
+
+
+def _typed(error: Mapping[str, str]) -> RequestError:
+    """The error that ended a request, from its JSON form in the event."""
+    kind = getattr(errors, error["error"], RequestError)
+    known = isinstance(kind, type) and issubclass(kind, RequestError)
+    return (kind if known else RequestError)(error["message"], hint=error["hint"])

@@ -25,6 +25,7 @@ from workbench.spec.errors import (
     CapacityError,
     DuplicateRequest,
     EmptyPrompt,
+    InvariantError,
     MaskError,
     PromptTooLong,
     RequestError,
@@ -114,6 +115,11 @@ class Engine:
                 f"the whole pool has {self.kv.pages} pages.",
                 hint="Lower max_tokens, shorten the prompt, or enlarge the KV pool (kv_pool_tokens).",
             )
+        if params.n > self.scheduler.max_sequences:
+            raise CapacityError(
+                f"It asks for {params.n} samples; the engine runs {self.scheduler.max_sequences} at a time.",
+                hint="Lower n, or raise max_sequences.",
+            )
         samples = [self._sequence(request, i, budget) for i in range(params.n)]
         samples[0].siblings = samples[1:]
         self._requests[request.id] = samples
@@ -151,6 +157,8 @@ class Engine:
         drafts = self._draft(selection)
         clock("draft")
         self.scheduler.secure(selection, drafts)
+        for seq in selection.preempted:
+            self._stop_drafting(seq)
         spans = self._spans(selection, drafts)
         clock("schedule")
         events: list[RequestEvent] = []
@@ -203,7 +211,12 @@ class Engine:
                 self._drafting.add(seq.id)
             contexts.append(DraftContext(seq.id, seq.tokens, room, seq.params.greedy))
         trees = self.drafter.propose(contexts) if contexts else []
-        return {c.seq: t for c, t in zip(contexts, trees, strict=True) if t is not None and t.tokens}
+        out = {c.seq: t for c, t in zip(contexts, trees, strict=True) if t is not None and t.tokens}
+        for c in contexts:  # a longer draft would cross the budget, the page pool or a codec's boundary
+            if c.seq in out and len(out[c.seq].tokens) > c.room:
+                n = len(out[c.seq].tokens)
+                raise InvariantError(f"{self.drafter.name} drafted {n} tokens where {c.room} were asked for.")
+        return out
 
     def _spans(
         self, selection: Selection, drafts: Mapping[int, DraftTree]
@@ -243,7 +256,7 @@ class Engine:
         infos = choice[0] if choice else ()
         gained = commit_tokens(seq, infos, self.eos_ids)
         if not infos and seq.budget == 0 and span.start + span.n_new >= seq.prompt_len:
-            seq.finish = "length"
+            self._end_scoring(seq, events)
         self.kv.commit(seq, min(base + len(accepted), len(seq.tokens) - 1) if infos else base)
         if tree is not None and path is not None:
             records.append(
@@ -289,14 +302,26 @@ class Engine:
             if child.finish is not None:
                 self._retire(child)
 
+    def _end_scoring(self, seq: Sequence, events: list[RequestEvent]) -> None:
+        """The prompt was all that was asked for: its other samples end with it."""
+        siblings, seq.siblings = seq.siblings, []
+        for sample in (seq, *siblings):
+            sample.finish = "length"
+        for sibling in siblings:
+            events.append(self._event(sibling, (), ""))
+            self._retire(sibling)
+
     def _retire(self, seq: Sequence) -> None:
         self.scheduler.remove(seq)
-        if seq.id in self._drafting and self.drafter is not None:
-            self.drafter.forget(seq.id)
-            self._drafting.discard(seq.id)
+        self._stop_drafting(seq)
         samples = self._requests.get(seq.request.id)
         if samples is not None and all(s.state == "finished" for s in samples):
             del self._requests[seq.request.id]
+
+    def _stop_drafting(self, seq: Sequence) -> None:
+        if seq.id in self._drafting and self.drafter is not None:
+            self.drafter.forget(seq.id)
+            self._drafting.discard(seq.id)
 
     def _event(self, seq: Sequence, infos: tuple[TokenInfo, ...], text: str) -> RequestEvent:
         first = bool(infos) and seq.n_generated == len(infos)

@@ -66,7 +66,9 @@ class KVCache:
             return False
         seq.tables = [a + b for a, b in zip(shared, fresh, strict=True)]
         seq.chain = list(hits)
-        seq.computed = seq.cached_tokens = len(hits) * self.page_size
+        seq.computed = len(hits) * self.page_size
+        if not seq.preemptions:  # a resumed sequence finds its own pages again: those saved nothing
+            seq.cached_tokens = seq.computed
         return True
 
     def extend(self, seq: Sequence, slots: int) -> bool:

@@ -70,7 +70,7 @@ class Scheduler:
             left -= self._prefill(seq, left, out)
         while self.waiting and left > 0:
             seq = self.waiting[0]
-            if len(self.running) + 1 + len(seq.siblings) > self.max_sequences:
+            if self._places + 1 + len(seq.siblings) > self.max_sequences:
                 break
             if not self.kv.admit(seq, len(seq.tokens)):
                 break
@@ -119,6 +119,11 @@ class Scheduler:
         elif seq.state == "waiting" and seq in self.waiting:
             self.waiting.remove(seq)
         seq.state = "finished"
+
+    @property
+    def _places(self) -> int:
+        """Sequences that run, and those that will once the prompt they share is computed."""
+        return sum(1 + len(s.siblings) for s in self.running)
 
     def _prefill(self, seq: Sequence, left: int, out: Selection) -> int:
         n = min(seq.pending, left, self._until_boundary(seq.computed))

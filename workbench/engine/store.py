@@ -90,12 +90,14 @@ class PageStore:
             for plane in self.planes.values():
                 raw = _bytes_of(plane)
                 raw[:, target] = raw[:, source]
+            self.release([target])  # it was opened when it was allocated; what it holds now is coded
         table = self.positions.view(-1, self.geometry.page_size)
         table[target] = table[source]
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Move rows between slots (int64 [n] each) in every layer; used to compact an accepted tree path."""
         size = self.geometry.page_size
+        self.positions[target] = self.positions[source]
         if self.codec.grain == "page":
             source, target = self._open_slots(source), self._open_slots(target)
             specs, planes = self._open_codec.planes(self.geometry), self._open
@@ -106,8 +108,6 @@ class PageStore:
             axis = 2 + spec.axes.index("slot")
             by_slot = _bytes_of(plane).movedim(axis, 2)  # [L, N, P, ...]
             by_slot[:, target // size, target % size] = by_slot[:, source // size, source % size]
-        if self.codec.grain == "token":
-            self.positions[target] = self.positions[source]
 
     # -- a step -----------------------------------------------------------------------------------
 
