@@ -17,7 +17,7 @@ from workbench.attention.edges import Member, build_edges, stack
 from workbench.attention.masks import fill_hidden
 from workbench.attention.runs import Run, plan_runs
 from workbench.attention.scratch import Scratch
-from workbench.attention.slots import dead_tails, hidden_heads, zero_slots
+from workbench.attention.slots import dead_tails, grow_tails, hidden_heads, zero_slots
 from workbench.attention.softmax import weights
 from workbench.attention.spans import first_visible
 from workbench.engine.seams import AttentionShape, AttentionSpan
@@ -88,7 +88,9 @@ def plan_short(
             previous.gathered = _gathered(previous.runs, heads, device)
         refresh(previous, spans, shape)
         previous.scrub = None
-        if not previous.ran:  # its tails were never zeroed, and lengths have moved
+        if previous.ran:
+            grow_tails(previous.tails, spans, members, shape.page_size)
+        else:  # its tails were never zeroed, and lengths have moved
             previous.tails, previous.scrub = _scrub(spans, members, shape, {}, device)
         return previous
     page = shape.page_size

@@ -47,6 +47,16 @@ def dead_tails(
     return tails, (torch.tensor(pages), torch.tensor(slots)) if pages else None
 
 
+def grow_tails(
+    tails: dict[int, int], spans: Sequence[AttentionSpan], members: Sequence[Member], page_size: int
+) -> None:
+    """Slots that a step writes are no longer zero, whether or not they are kept (rejected drafts)."""
+    for span, m in zip(spans, members, strict=True):
+        page = m.pages[-1]
+        if page in tails:
+            tails[page] = max(tails[page], (span.start + span.n_new - 1) % page_size + 1)
+
+
 def hidden_heads(
     spans: Sequence[AttentionSpan], members: Sequence[Member], shape: AttentionShape
 ) -> dict[int, int]:

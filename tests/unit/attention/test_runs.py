@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from workbench.attention.edges import Member, build_edges, stack
 from workbench.attention.runs import CALL_BYTES, plan_runs
-from workbench.attention.slots import dead_tails, zero_slots
+from workbench.attention.slots import dead_tails, grow_tails, zero_slots
 from workbench.attention.spans import slot_rows
 from workbench.engine.seams import AttentionSpan
 
@@ -101,3 +101,6 @@ def test_a_page_counts_as_used_as_far_as_its_longest_owner_uses_it():
     assert tails == {0: 2} and scrub is not None
     assert [t.tolist() for t in scrub] == [[0, 0], [2, 3]]
     assert dead_tails([a, b], members, 4, tails)[1] is None
+    grow_tails(tails, [a, AttentionSpan(2, 5, [3, 0], [5, 6])], members, 4)  # a draft that is rejected later
+    scrub = dead_tails([a, b], members, 4, tails)[1]
+    assert scrub is not None and [t.tolist() for t in scrub] == [[0], [2]]
