@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.core.plan import ModelFacts, plan, require
+from workbench.core.provenance import provenance
 from workbench.core.quality_run import make_engine, quality_run, quality_steps
 from workbench.core.quality_windows import QualitySettings, cut
-from workbench.core.report import provenance
 from workbench.models.datadir import data_dir
 from workbench.models.registry import origin
 from workbench.spec.errors import RequestError

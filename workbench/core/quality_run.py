@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.build import build_engine, build_kv
+from workbench.core.provenance import process_memory
 from workbench.core.quality_scores import WindowScores, quality_metrics
 from workbench.core.quality_windows import QualitySettings, Window
 from workbench.engine.engine import Engine
@@ -20,6 +21,7 @@ from workbench.engine.sequence import Request
 from workbench.models.decoder import Decoder
 from workbench.spec.plan import Plan
 from workbench.spec.run import Metric, Run
+from workbench.spec.run import plain as to_plain
 
 Tell = Callable[[float, float, str], None]
 DecoderOf = Callable[[Plan], Decoder]
@@ -100,12 +102,12 @@ def quality_run(
         weight_hash=plan.model_fingerprint,
         recipe=[dict(u) for u in plan.recipe.to_json()],
         recipe_key=plan.recipe.key,
-        plan={**plan.to_dict(), "quality": asdict(settings)},
+        plan=to_plain({**plan.to_dict(), "quality": asdict(settings)}),
         numerics=plan.numerics,
         dtype=plan.dtype,
         seed=0,
         state="done",
-        metrics=tuple(metrics),
+        metrics=(*metrics, *process_memory(plan.device)),
         memory=memory,
         path=engine.path,
         notes=(*plan.notes, *notes),

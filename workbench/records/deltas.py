@@ -98,7 +98,8 @@ def _words(a: Metric, b: Metric) -> str:
         return "the same"
     if not (math.isfinite(x) and math.isfinite(y)) or x <= 0 or y <= 0 or a.unit in ("nats", "%"):
         change = y - x
-        return f"{change:+.3g} {a.unit}".strip() if math.isfinite(change) else "not comparable"
+        unit = "points" if a.unit == "%" else a.unit
+        return f"{change:+.3g} {unit}".strip() if math.isfinite(change) else "not comparable"
     if a.unit in _TIMES:
         return f"{x / y:.3g}× faster" if y < x else f"{y / x:.3g}× slower"
     if a.unit == "tok/s":

@@ -26,14 +26,8 @@ _FIELDS = frozenset(Run.__dataclass_fields__)
 _RUN: TypeAdapter[Run] = TypeAdapter(Run)
 
 
-def run_to_dict(run: Run) -> dict[str, Any]:
-    """Plain JSON data of a run (tuples as lists, keys as strings); steps are plain rows."""
-    data: dict[str, Any] = plain(run.to_dict())
-    return data
-
-
 def run_from_dict(data: object) -> Run:
-    """The run of :func:`run_to_dict`; raises :class:`RecordError` naming the field that is wrong."""
+    """The run of ``Run.to_dict()``; raises :class:`RecordError` naming the field that is wrong."""
     if not isinstance(data, Mapping):
         raise RecordError("A run is a JSON object.", hint="Export it with `workbench export`.")
     unknown = sorted(str(k) for k in set(data) - _FIELDS)
@@ -52,7 +46,7 @@ def run_from_dict(data: object) -> Run:
 
 def dumps(run: Run) -> str:
     """One run as strict, compact JSON."""
-    data = run_to_dict(run)
+    data = run.to_dict()
     data["steps"] = {"rows": len(data["steps"]), "columns": shrink(data["steps"])}
     for output in data["outputs"]:
         if isinstance(output.get("tokens"), list):
@@ -77,13 +71,6 @@ def load_many(text: str | bytes) -> list[Run]:
     if not isinstance(items, list) or len(items) > MAX_RUNS:
         raise RecordError(f"A run file holds a list of at most {MAX_RUNS:,} runs under 'runs'.")
     return [_from_packed(item) for item in items]
-
-
-def plain(value: Any) -> Any:
-    """JSON data: tuples become lists, mapping keys strings; nothing else changes."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
 def _parse(text: str | bytes) -> Any:

@@ -96,5 +96,13 @@ class Run:
         return next((m for m in self.metrics if m.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form."""
-        return asdict(self)
+        """JSON form: lists for tuples, text for keys."""
+        data: dict[str, Any] = plain(asdict(self))
+        return data
+
+
+def plain(value: Any) -> Any:
+    """Plain JSON data: tuples become lists, mapping keys text; nothing else changes."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, tuple | list) else value

@@ -1,0 +1,61 @@
+"""One output of a request as it grows: what the events deliver, and its JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from workbench.engine.params import SamplingParams
+from workbench.spec.events import FinishReason, RequestEvent, TokenInfo
+
+
+@dataclass
+class Output:
+    """One sample of one prompt; ``deliveries`` are (time, tokens so far)."""
+
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    sample: int
+    params: SamplingParams | None = None
+    text: str = ""
+    tokens: list[TokenInfo] = field(default_factory=list)
+    deliveries: list[tuple[float, int]] = field(default_factory=list)
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: dict[int, Any] = field(default_factory=dict)
+    error: Mapping[str, str] | None = None
+
+    def take(self, event: RequestEvent) -> None:
+        """Add what one event delivers."""
+        self.text += event.text
+        self.tokens.extend(event.tokens)
+        if event.tokens:
+            self.deliveries.append((event.time, len(self.tokens)))
+        if event.cached_tokens is not None:
+            self.cached_tokens = event.cached_tokens
+        self.finish = event.finish or self.finish
+        self.error = event.error or self.error
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form; ``sampling`` holds what differs from the defaults, temperature always."""
+        return {
+            "prompt": self.prompt,
+            "prompt_tokens": len(self.prompt_ids),
+            "sample": self.sample,
+            "sampling": _sampling(self.params) if self.params is not None else None,
+            "text": self.text,
+            "token_ids": [t.id for t in self.tokens],
+            "tokens": [asdict(t) for t in self.tokens],
+            "finish": self.finish,
+            "cached_tokens": self.cached_tokens,
+            "prompt_logprobs": {str(k): v for k, v in self.prompt_logprobs.items()},
+            "error": self.error,
+        }
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    # The seed differs from prompt to prompt of one run; the run's own seed stands for it.
+    set_ = {f.name: getattr(params, f.name) for f in fields(params) if getattr(params, f.name) != f.default}
+    set_.pop("seed", None)
+    return {"temperature": params.temperature, "max_tokens": params.max_tokens, **set_}
