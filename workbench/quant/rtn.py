@@ -53,7 +53,8 @@ SPEC = TechniqueSpec(
     summary=(
         "4- or 8-bit weights without calibration, activations in 16 bits. A GGUF Q4_1 checkpoint lies "
         "on a 4-bit grid of groups of 32 with a float minimum: at 4 bits and group 32 it comes back almost "
-        "unchanged, which is no evidence of quality. Judge 4 bits there by groups of 64 or whole rows."
+        "unchanged, which is no evidence of quality. Judge 4 bits there by groups of 64 or whole rows. On a "
+        "CPU 4 bits are for decoding: a long prompt takes longer than with 16-bit weights."
     ),
     paper="https://arxiv.org/abs/2210.17323",  # GPTQ, whose tables use RTN as the baseline
     claims_slot=("weights",),
@@ -110,7 +111,7 @@ class RoundToNearest:
             return dequantized_dense(grid, bias, wide, pinned=pinned)
         if weight.device.type == "cpu":
             if (group := kernel_group(grid)) is not None:
-                return int4pack(grid, group, bias, pinned=pinned)
+                return int4pack(grid, group, bias)
             if grid.bits == 8 and grid.step.shape[1] == 1:
                 return int8pack(grid, bias, pinned=pinned)
         return dequantizing(grid, bias, pinned=pinned)

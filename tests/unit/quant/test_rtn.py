@@ -11,7 +11,7 @@ from torch import Tensor
 from workbench.models.packed import PackedLinear, held_nbytes
 from workbench.models.weightset import HEAD
 from workbench.numerics.packing import pack, unpack
-from workbench.quant import int4, int8, rtn
+from workbench.quant import int8, rtn
 from workbench.quant.grid import Grid, round_to_nearest
 from workbench.spec.technique import make_config
 
@@ -119,16 +119,6 @@ def test_qnt_11_bias_is_added_once_and_never_invented(
             assert torch.equal(with_bias(x), bias.to(x.dtype).expand(rows, n))
             assert (without(x) == 0).all()
     assert torch.equal(bias, torch.arange(1.0, n + 1)), "the caller's bias is not written to"
-
-
-def test_int4pack_layout_is_read_back_exactly(seeded: None) -> None:
-    if not int4.layout_is_known():
-        pytest.skip("this CPU packs 4-bit codes in another layout")
-    grid = round_to_nearest(torch.randn(128, 64), 4, 32)
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(grid.codes.int(), 1)
-    assert grid.centre is not None
-    pair = torch.stack((grid.step, grid.centre), 2).transpose(0, 1).contiguous()
-    assert torch.equal(int4.dequantize(packed, pair, 128, 64).T, grid.values())
 
 
 def test_bytes_are_those_of_packed_codes_and_parameters() -> None:
