@@ -14,12 +14,12 @@ _WHERE = {
     "Panel": "panel",
     "PanelState": "state",
     "Table": "table",
-    "parameters": "parameters",
+    "parameters": "notebook",
     "to_figure": "views",
     "to_table": "views",
 }
 
-__all__ = ["Panel", "PanelState", "Table", "parameters", "to_figure", "to_table"]  # noqa: F822 - lazy
+__all__ = ["Panel", "PanelState", "Table", "parameters", "to_figure", "to_table"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +27,5 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-    # The module `parameters` and its function share a name; importing the module binds the module.
     globals()[name] = value
     return value

@@ -41,7 +41,9 @@ class AB:
         pairs = [y / x for x, y in zip(*self.values(name), strict=True) if x > 0 and y > 0]
         if not pairs:
             return None
-        return Metric(name, median(pairs), "×", n=len(pairs), spread=(min(pairs), max(pairs)), of=label(self.a[0]))
+        return Metric(
+            name, median(pairs), "×", n=len(pairs), spread=(min(pairs), max(pairs)), of=label(self.a[0])
+        )
 
     @property
     def text(self) -> str:
@@ -52,7 +54,11 @@ class AB:
         """Median (lowest–highest) of both sides, and the ratio with its own spread."""
         rows = []
         for name, title, unit in (
-            *((n, t, "tok/s" if n == "decode_speed" else "ms") for n, t in NAMES.items() if n not in ("overhead", "itl")),
+            *(
+                (n, t, "tok/s" if n == "decode_speed" else "ms")
+                for n, t in NAMES.items()
+                if n not in ("overhead", "itl")
+            ),
             ("kv", "KV in use", "MiB"),
             ("tau", "τ, tokens per draft", ""),
         ):
@@ -107,7 +113,9 @@ def _spread(values: Sequence[float], unit: str) -> str:
     if not present:
         return "–"
     text = f"{words.number(median(present))} {unit}".strip()
-    return text + (f" ({words.number(min(present))}–{words.number(max(present))})" if len(present) > 1 else "")
+    return text + (
+        f" ({words.number(min(present))}–{words.number(max(present))})" if len(present) > 1 else ""
+    )
 
 
 def _ratio(metric: Metric | None) -> str:

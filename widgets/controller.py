@@ -253,7 +253,7 @@ class Controller:
     def _restart(self) -> None:
         try:
             self._submit()
-        except Exception as err:  # noqa: BLE001 - the worker must not see it; the panel shows it
+        except Exception as err:
             self.problem = Problem.of(err, where="starting the run")
             self._end("failed", None, err if isinstance(err, WorkbenchError) else None)
 

@@ -33,7 +33,8 @@ class Row:
         self.on.observe(lambda change: switch(self.id, bool(change["new"]), {}), "value")
         badge = w.HTML(f'<span class="iwb-badge iwb-badge-{spec.kind}">{html.escape(spec.kind)}</span>')
         self.options = {
-            o.name: OptionControl(o, lambda v, name=o.name: switch(self.id, True, {name: v})) for o in technique.options
+            o.name: OptionControl(o, lambda v, name=o.name: switch(self.id, True, {name: v}))
+            for o in technique.options
         }
         self.gear = w.ToggleButton(value=False, icon="gear", tooltip=f"Options of {spec.title}")
         self.gear.observe(self._unfold, "value")
@@ -81,7 +82,9 @@ class Controls:
         self.redo = w.Button(description="redo", icon="repeat", tooltip="Ahead again")
         self.undo.on_click(lambda _: undo(False))
         self.redo.on_click(lambda _: undo(True))
-        self.search = w.Text(placeholder="search techniques", continuous_update=True, layout={"width": "100%"})
+        self.search = w.Text(
+            placeholder="search techniques", continuous_update=True, layout={"width": "100%"}
+        )
         self.search.observe(self._filter, "value")
         buttons = w.HBox([self.undo, self.redo])
         buttons.add_class("iwb-bar-buttons")

@@ -19,9 +19,14 @@ DASH: dict[Tag, str] = {"measured": "solid", "predicted": "longdash", "simulated
 def plotly(module: str = "graph_objects") -> Any:
     """A plotly module, or :class:`MissingExtra` with the install line."""
     try:
-        return importlib.import_module(f"plotly.{module}")
+        renderers = importlib.import_module("plotly.io").renderers
+        found = importlib.import_module(f"plotly.{module}")
     except ImportError:
         raise MissingExtra("plotly", "lab", "Drawing a figure") from None
+    # Plotly's default also writes its own script, millions of bytes, into every notebook that draws.
+    if renderers.default == "plotly_mimetype+notebook":
+        renderers.default = "plotly_mimetype"
+    return found
 
 
 def new(title: str, *, theme: Theme = "auto", x: str = "", y: str = "", note: str = "") -> Any:
@@ -40,7 +45,11 @@ def new(title: str, *, theme: Theme = "auto", x: str = "", y: str = "", note: st
     figure = plotly().Figure(
         layout={
             "title": {"text": title, "x": 0, "xref": "paper", "font": {"size": 15}},
-            "font": {"color": ink["text"], "size": 12, "family": "system-ui, -apple-system, Segoe UI, sans-serif"},
+            "font": {
+                "color": ink["text"],
+                "size": 12,
+                "family": "system-ui, -apple-system, Segoe UI, sans-serif",
+            },
             "paper_bgcolor": ink["page"],
             "plot_bgcolor": ink["page"],
             "margin": {"l": 56, "r": 24, "t": 48, "b": 64 if note else 48},
@@ -60,7 +69,14 @@ def new(title: str, *, theme: Theme = "auto", x: str = "", y: str = "", note: st
 def add_note(figure: Any, text: str) -> None:
     """A sentence below the plot: what was left out, where numbers come from."""
     figure.add_annotation(
-        text=text, xref="paper", yref="paper", x=0, y=-0.24, showarrow=False, xanchor="left", font={"size": 11}
+        text=text,
+        xref="paper",
+        yref="paper",
+        x=0,
+        y=-0.24,
+        showarrow=False,
+        xanchor="left",
+        font={"size": 11},
     )
 
 

@@ -44,7 +44,9 @@ class Gui:
         remedies = c.standing_against(list(self.controls.rows))
         with c.lock:
             # A person's click waits for this lock: it is either in the recipe already, or not on screen yet.
-            self.controls.show(c.recipe, remedies, c.recipes.back() is not None, c.recipes.ahead() is not None)
+            self.controls.show(
+                c.recipe, remedies, c.recipes.back() is not None, c.recipes.ahead() is not None
+            )
             traits: dict[str, Any] = {
                 "status": snapshot.status(c),
                 "text": {"run": c.live.submitted if c.live is not None else 0, "pieces": snapshot.text(c)},

@@ -21,7 +21,13 @@ class Pair:
     """A slider and a field for one number with ``decimals`` places; ``changed`` hears each new value once."""
 
     def __init__(
-        self, value: float, low: float, high: float, decimals: int, changed: Callable[[float], None], label: str = ""
+        self,
+        value: float,
+        low: float,
+        high: float,
+        decimals: int,
+        changed: Callable[[float], None],
+        label: str = "",
     ) -> None:
         self.decimals, self._changed, self._busy = decimals, changed, False
         step = 10.0**-decimals
@@ -110,11 +116,18 @@ def _control(option: Option) -> Any:
         if low is not None and high is not None and high - low <= _SLIDER_STEPS:
             step = int(option.step or 1)
             return w.IntSlider(
-                value=int(option.default), min=int(low), max=int(high), step=step, continuous_update=False, layout=_WIDE
+                value=int(option.default),
+                min=int(low),
+                max=int(high),
+                step=step,
+                continuous_update=False,
+                layout=_WIDE,
             )
         top = int(high) if high is not None else 2**31 - 1
         bottom = int(low) if low is not None else -(2**31)
-        return w.BoundedIntText(value=int(option.default), min=bottom, max=top, continuous_update=False, layout=_WIDE)
+        return w.BoundedIntText(
+            value=int(option.default), min=bottom, max=top, continuous_update=False, layout=_WIDE
+        )
     return w.FloatText(value=float(option.default), continuous_update=False, layout=_WIDE)
 
 

@@ -20,13 +20,17 @@ def bundle(recipe: Recipe, last: Run | None, missing: str = "") -> dict[str, Any
     ``missing``: the widget package that is not installed; the notice names it and how to get it.
     """
     if missing:
-        notice = f"The live panel needs the package {missing}, which is not installed. Install it with: {INSTALL}"
+        notice = (
+            f"The live panel needs the package {missing}, which is not installed. Install it with: {INSTALL}"
+        )
     else:
         notice = "Run this cell to use the panel."
     lines = [f"Panel: {recipe}", *([views.to_table("latency", last).to_text()] if last is not None else [])]
     out: dict[str, Any] = {"text/plain": "\n".join([*lines, notice])}
     table = views.to_table("latency", last).to_html() if last is not None else ""
-    out["text/html"] = f"<p>Recipe: <b>{html.escape(str(recipe))}</b></p>{table}<p><em>{html.escape(notice)}</em></p>"
+    out["text/html"] = (
+        f"<p>Recipe: <b>{html.escape(str(recipe))}</b></p>{table}<p><em>{html.escape(notice)}</em></p>"
+    )
     if missing and last is not None:
         try:
             figure = views.to_figure("memory", last)
@@ -39,4 +43,4 @@ def bundle(recipe: Recipe, last: Run | None, missing: str = "") -> dict[str, Any
 
 def default_store() -> Any:
     """The record store of this machine."""
-    return import_module("workbench.records").default_store()
+    return import_module("workbench.records.store").RunStore()

@@ -86,7 +86,9 @@ class Panel:
         """The panel of a state (mapping or JSON text), on ``session`` or on a new one for the state's model."""
         s = PanelState.from_json(state)
         where = {"model": s.model} if session is None else {}
-        return cls(session, recipe=s.recipe, prompt=s.prompt, sampling=s.sampling, chat=s.chat, **where, **options)
+        return cls(
+            session, recipe=s.recipe, prompt=s.prompt, sampling=s.sampling, chat=s.chat, **where, **options
+        )
 
     @property
     def prompt(self) -> str:
@@ -206,7 +208,7 @@ class Panel:
             raise RecordError("There is no run to save.", hint="Run a prompt first.")
         if self.store is None:
             self.store = page.default_store()
-        self.store.save(saved)
+        self.store.save(saved, label=" + ".join(str(u["id"]) for u in saved.recipe) or "plain")
         return saved
 
     def close(self) -> None:
@@ -255,7 +257,11 @@ class Panel:
                 self._missing = err.name or "ipywidgets"
                 return None
             self._gui = Gui(
-                self._controller, catalog.all_techniques(), switch=self._switch, undo=self._undo, action=self._act
+                self._controller,
+                catalog.all_techniques(),
+                switch=self._switch,
+                undo=self._undo,
+                action=self._act,
             )
         return self._gui.widget if self._gui is not None else None
 
@@ -264,10 +270,15 @@ class Panel:
         still = page.bundle(self.recipe, self.last, self._missing)
         if widget is None:
             return still
-        return {**widget._repr_mimebundle_(), "text/plain": still["text/plain"], "text/html": still["text/html"]}
+        return {
+            **widget._repr_mimebundle_(),
+            "text/plain": still["text/plain"],
+            "text/html": still["text/html"],
+        }
 
     def flush(self, timeout: float = 2.0) -> bool:
         """Wait until the screen shows everything that happened; False when ``timeout`` seconds passed first."""
+        self._publisher.mark()  # an event that ends a run is noticed a moment before it is marked
         return self._publisher.flush(timeout)
 
     def _show(self) -> None:
@@ -286,7 +297,7 @@ class Panel:
     def _guard(self, where: str) -> Iterator[None]:
         try:
             yield
-        except Exception as err:  # noqa: BLE001 - whatever it is, the person must see it
+        except Exception as err:
             self._controller.problem = Problem.of(err, where)
             self._publisher.mark()
             if self.strict:

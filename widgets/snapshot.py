@@ -70,7 +70,9 @@ def meters(c: Controller) -> dict[str, Any]:
         "tag": f"measured on {c.session.plan.device}, {c.session.plan.numerics}, {c.session.profile} profile",
         "quality": quality(c, last) if finished else [],
         "pinned": pinned(c.pinned) if c.pinned is not None else None,
-        "delta": words.delta(c.pinned, last) if finished and c.pinned is not None and last is not c.pinned else "",
+        "delta": words.delta(c.pinned, last, f"A ({memory.label(c.pinned)})")
+        if finished and c.pinned is not None and last is not c.pinned
+        else "",
     }
     return clean.plain(out)
 

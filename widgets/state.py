@@ -38,7 +38,8 @@ class PanelState:
         unknown = set(self.sampling) - _SAMPLING
         if unknown:
             raise RecipeError(
-                f"Sampling has no field {sorted(unknown)[0]!r}.", hint=f"Its fields: {', '.join(sorted(_SAMPLING))}."
+                f"Sampling has no field {sorted(unknown)[0]!r}.",
+                hint=f"Its fields: {', '.join(sorted(_SAMPLING))}.",
             )
         self.params()
 
@@ -64,7 +65,9 @@ class PanelState:
         """Read a JSON text or mapping; raises :class:`RecipeError` when it is not a panel's state."""
         if isinstance(data, str | bytes):
             if len(data) > MAX_RECIPE_BYTES:
-                raise RecipeError(f"The state is {len(data):,} bytes long; at most {MAX_RECIPE_BYTES:,} are read.")
+                raise RecipeError(
+                    f"The state is {len(data):,} bytes long; at most {MAX_RECIPE_BYTES:,} are read."
+                )
             try:
                 data = json.loads(data)
             except ValueError as err:
@@ -73,7 +76,11 @@ class PanelState:
             raise RecipeError(
                 "This is not the state of a panel.", hint='It looks like {"model": "tiny", "recipe": [...]}.'
             )
-        prompt, sampling, chat = data.get("prompt", DEFAULT_PROMPT), data.get("sampling", {}), data.get("chat", True)
+        prompt, sampling, chat = (
+            data.get("prompt", DEFAULT_PROMPT),
+            data.get("sampling", {}),
+            data.get("chat", True),
+        )
         if not isinstance(prompt, str) or not isinstance(sampling, Mapping) or not isinstance(chat, bool):
             raise RecipeError("prompt is text, sampling an object, chat true or false.")
         return cls(data["model"], Recipe.from_json(data.get("recipe", [])), prompt, dict(sampling), chat)

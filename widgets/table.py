@@ -18,7 +18,9 @@ class Table:
     note: str = ""
 
     @classmethod
-    def of(cls, columns: Iterable[str], rows: Iterable[Sequence[Any]], caption: str = "", note: str = "") -> Table:
+    def of(
+        cls, columns: Iterable[str], rows: Iterable[Sequence[Any]], caption: str = "", note: str = ""
+    ) -> Table:
         """Build a table from any iterables."""
         return cls(tuple(columns), tuple(tuple(r) for r in rows), caption, note)
 
@@ -32,17 +34,23 @@ class Table:
         widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
         right = [self.rows and all(_numeric(row[i]) for row in self.rows) for i in range(len(self.columns))]
         lines = [
-            "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
+            "  ".join(
+                c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)
+            ).rstrip()
             for row in cells
         ]
         lines.insert(1, "  ".join("─" * w for w in widths))
-        return "\n".join([*([self.caption] if self.caption else []), *lines, *([self.note] if self.note else [])])
+        return "\n".join(
+            [*([self.caption] if self.caption else []), *lines, *([self.note] if self.note else [])]
+        )
 
     def to_html(self) -> str:
         """A table in the notebook's own style; every value is escaped."""
         head = "".join(f'<th scope="col">{html.escape(c)}</th>' for c in self.columns)
         body = "".join("<tr>" + "".join(_cell(v) for v in row) + "</tr>" for row in self.rows)
-        caption = f'<caption style="text-align:left">{html.escape(self.caption)}</caption>' if self.caption else ""
+        caption = (
+            f'<caption style="text-align:left">{html.escape(self.caption)}</caption>' if self.caption else ""
+        )
         note = f"<p><small>{html.escape(self.note)}</small></p>" if self.note else ""
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
 

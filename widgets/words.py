@@ -39,16 +39,20 @@ def kv_in_use(memory: Mapping[str, int]) -> int:
     return sum(memory.get(k, 0) for k in KV_IN_USE)
 
 
-def delta(before: Run, after: Run) -> str:
-    """``after`` against ``before`` in words: speed, KV memory, text."""
+def delta(before: Run, after: Run, than: str = "") -> str:
+    """``after`` against ``before`` in words: speed, KV memory, text. ``than`` names ``before``."""
+    parts = []
     a, b = before.metric("decode_speed"), after.metric("decode_speed")
-    parts = [_speed(b.value / a.value)] if a is not None and b is not None and a.value > 0 and b.value > 0 else []
+    if a is not None and b is not None and a.value > 0 and b.value > 0:
+        parts.append(_speed(b.value / a.value))
     kv_a, kv_b = kv_in_use(before.memory), kv_in_use(after.memory)
     if kv_a > 0 and kv_b > 0:
         parts.append(_amount(kv_b / kv_a, "KV memory"))
+    numbers = ", ".join(parts) + (f" than {than}" if parts and than else "")
+    text = ""
     if before.prompts == after.prompts and before.token_ids and after.token_ids:
-        parts.append(text_agreement(before.token_ids, after.token_ids))
-    return ", ".join(parts)
+        text = text_agreement(before.token_ids, after.token_ids)
+    return "; ".join(filter(None, (numbers, text)))
 
 
 def text_agreement(a: Sequence[int], b: Sequence[int]) -> str:

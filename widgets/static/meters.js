@@ -27,7 +27,7 @@ function metersRegion(send) {
       node.title = s.stale ? "recipe changed: these numbers are of the recipe before" : "";
     },
     meters(m) {
-      setText(delta, m.delta ? `${m.delta} than A (${m.pinned.recipe})`.replace(/^(.*), (same|text) (.*) than A/, "$1 than A, $2 $3") : "");
+      setText(delta, m.delta || "");
       show(delta, !!m.delta);
       drawMemory(memory, m);
       drawSpeed(speed, m);

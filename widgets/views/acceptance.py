@@ -18,7 +18,11 @@ def figure(runs: Sequence[Run], theme: Theme = "auto") -> Any:
     """Bars by draft position; an empty plot that says so when nothing was drafted."""
     a = runs[-1].acceptance
     survival, left_out = clean.series(a.get("survival", ()))
-    title = f"Acceptance: τ {words.number(a.get('tau'))} tokens per verified draft" if a else "Nothing was drafted"
+    title = (
+        f"Acceptance: τ {words.number(a.get('tau'))} tokens per verified draft"
+        if a
+        else "Nothing was drafted"
+    )
     note = clean.note(left_out)
     out = figures.new(title, theme=theme, x="draft position", y="share of drafts accepted", note=note)
     out.add_bar(

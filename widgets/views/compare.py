@@ -21,7 +21,10 @@ def figure(runs: Sequence[Run], theme: Theme = "auto") -> Any:
     rows = [(name, r) for name, _, _, r in pairs(runs[0], runs[-1])]
     ratios, left_out = clean.series([r for _, r in rows], log=True)
     out = figures.new(
-        f"{label(runs[-1])} over {label(runs[0])}", theme=theme, x="ratio (log)", note=clean.note(left_out, log=True)
+        f"{label(runs[-1])} over {label(runs[0])}",
+        theme=theme,
+        x="ratio (log)",
+        note=clean.note(left_out, log=True),
     )
     out.add_scatter(
         x=ratios, y=[name for name, _ in rows], mode="markers", marker=figures.marker("measured", B), showlegend=False,
@@ -37,9 +40,12 @@ def table(runs: Sequence[Run]) -> Table:
     """Metric, first, last, ratio."""
     first, last = runs[0], runs[-1]
     rows = [
-        (name, a, b, f"{ratio:.2f}×" if ratio is not None else "–", "measured") for name, a, b, ratio in pairs(first, last)
+        (name, a, b, f"{ratio:.2f}×" if ratio is not None else "–", "measured")
+        for name, a, b, ratio in pairs(first, last)
     ]
-    return Table.of(("", f"A: {label(first)}", f"B: {label(last)}", "B / A", "tag"), rows, note=words.delta(first, last))
+    return Table.of(
+        ("", f"A: {label(first)}", f"B: {label(last)}", "B / A", "tag"), rows, note=words.delta(first, last)
+    )
 
 
 def pairs(first: Run, last: Run) -> Iterator[tuple[str, str, str, float | None]]:
@@ -58,5 +64,3 @@ def pairs(first: Run, last: Run) -> Iterator[tuple[str, str, str, float | None]]
 
 def _ratio(a: float, b: float) -> float | None:
     return b / a if a else None
-
-

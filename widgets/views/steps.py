@@ -43,4 +43,6 @@ def table(runs: Sequence[Run]) -> Table:
         for key, name, _ in PHASES
     ]
     rows.append(("all", total, total / max(len(steps), 1), "100.0%" if total else "–"))
-    return Table.of(("phase", "total ms", "ms per step", "share"), rows, note=f"Measured over {len(steps)} steps.")
+    return Table.of(
+        ("phase", "total ms", "ms per step", "share"), rows, note=f"Measured over {len(steps)} steps."
+    )

@@ -35,7 +35,9 @@ def table(runs: Sequence[Run]) -> Table:
     tokens = _tokens(runs[-1])
     counts = {s: sum(t["source"] == s for t in tokens) for s in SOURCES}
     rows = [(s, n, f"{n / len(tokens):.0%}") for s, n in counts.items() if n]
-    return Table.of(("source", "tokens", "share"), rows, note=f"{len(tokens)} tokens of the first output (measured).")
+    return Table.of(
+        ("source", "tokens", "share"), rows, note=f"{len(tokens)} tokens of the first output (measured)."
+    )
 
 
 def _tokens(run: Run) -> list[dict[str, Any]]:

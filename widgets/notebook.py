@@ -50,9 +50,7 @@ class Parameters:
         return min(wanted, 16) if self.smoke else wanted
 
     def __str__(self) -> str:
-        return (
-            f"model={self.model} device={self.device} seed={self.seed} budget_s={self.budget_s:g} profile={self.profile}"
-        )
+        return f"model={self.model} device={self.device} seed={self.seed} budget_s={self.budget_s:g} profile={self.profile}"
 
 
 def parameters(namespace: Mapping[str, Any]) -> Parameters:
@@ -95,5 +93,7 @@ def _typed(name: str, value: Any, kind: type) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise OptionError(f"{name} = {value!r} is not {'a number' if kind is float else f'of type {kind.__name__}'}.")
+        raise OptionError(
+            f"{name} = {value!r} is not {'a number' if kind is float else f'of type {kind.__name__}'}."
+        )
     return value

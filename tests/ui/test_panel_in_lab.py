@@ -1,0 +1,112 @@
+"""The panel in a real JupyterLab, driven as a person does: by pointer and by keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(600)]
+SLOW = 180_000  # ms: a kernel that imports torch on a busy machine
+CELL = """
+from workbench.widgets import Panel
+panel = Panel("tiny", sampling={"max_tokens": 64, "ignore_eos": True})
+panel
+"""
+
+
+@pytest.fixture
+def panel_page(open_notebook: Callable[..., Any]) -> Any:
+    page = open_notebook(CELL)
+    page.wait_for_selector(".iwb-live", timeout=SLOW)
+    return page
+
+
+def wait_state(page: Any, state: str) -> None:
+    page.wait_for_selector(f'.iwb-live[data-state="{state}"]', timeout=SLOW)
+
+
+def run_to_the_end(page: Any) -> None:
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.wait_for_function("document.querySelectorAll('.iwb-text .iwb-tok').length >= 60", timeout=SLOW)
+    wait_state(page, "idle")
+
+
+def own_errors(page: Any) -> list[str]:
+    """Console errors of the panel; JupyterLab's own failed look-ups are not its business."""
+    return [e for e in page.errors if "Failed to load resource" not in e]
+
+
+def test_a_run_streams_and_a_switch_is_acknowledged(panel_page: Any, shots: Path) -> None:
+    page = panel_page
+    assert page.get_by_text("Nothing has been run yet").is_visible()
+    run_to_the_end(page)
+    assert page.locator(".iwb-text").text_content()
+    page.get_by_role("button", name="Pin as A").click()
+
+    page.get_by_label("Paged KV").check()
+    start = monotonic()
+    page.locator(".iwb-stale").filter(has_text="recipe changed").wait_for(timeout=5000)
+    acknowledged = monotonic() - start
+    for name in ("KIVI", "N-gram lookup"):
+        page.get_by_label(name).check()
+    page.get_by_text("switch off KIVI first").first.wait_for(timeout=SLOW)
+    page.screenshot(path=shots / "stale.png")
+    run_to_the_end(page)
+    page.locator(".iwb-delta").filter(has_text="than A").wait_for(timeout=SLOW)
+    assert page.locator(".iwb-text .iwb-accepted, .iwb-text .iwb-corrected").count() > 0
+    page.get_by_role("tab", name="Compare").click()
+    assert page.get_by_role("tabpanel").get_by_text("KV in use").is_visible()
+    page.screenshot(path=shots / "light.png")
+    page.evaluate("document.body.dataset.jpThemeLight = 'false'")
+    print(f"acknowledged in {acknowledged * 1e3:.0f} ms")
+    assert own_errors(page) == []
+
+
+def test_dark_and_narrow(panel_page: Any, shots: Path) -> None:
+    page = panel_page
+    page.get_by_role("menuitem", name="Settings", exact=True).click()
+    page.get_by_text("Theme", exact=True).hover()
+    page.get_by_text("JupyterLab Dark", exact=True).click()
+    page.wait_for_selector('body[data-jp-theme-light="false"]', timeout=30_000)
+    page.get_by_label("Paged KV").check()
+    page.get_by_label("N-gram lookup").check()
+    run_to_the_end(page)
+    page.screenshot(path=shots / "dark.png")
+    page.set_viewport_size({"width": 820, "height": 1500})
+    page.wait_for_timeout(500)
+    page.screenshot(path=shots / "narrow.png")
+    controls, live = page.locator(".iwb-controls").bounding_box(), page.locator(".iwb-live").bounding_box()
+    assert live["y"] >= controls["y"] + controls["height"]  # stacked
+    assert page.evaluate("(e => e.scrollWidth <= e.clientWidth + 1)(document.querySelector('.iwb-root'))")
+    assert own_errors(page) == []
+
+
+def test_stop_and_keyboard(open_notebook: Callable[..., Any]) -> None:
+    page = open_notebook(CELL.replace('"max_tokens": 64', '"max_tokens": 1500'))
+    page.wait_for_selector(".iwb-live", timeout=SLOW)
+    prompt = page.get_by_label("Prompt")
+    prompt.fill("def area(width, height):")
+    prompt.press("Control+Enter")
+    page.wait_for_function("document.querySelectorAll('.iwb-text .iwb-tok').length > 3", timeout=SLOW)
+    prompt.press("Escape")
+    wait_state(page, "idle")
+    page.get_by_text("stopped").wait_for(timeout=SLOW)
+
+    # In reading order: prompt, four sampling fields, Run, then the text (Stop has nothing to stop).
+    prompt.focus()
+    reached = []
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim() || document.activeElement.id.split('-').pop()"))
+    assert reached == ["temperature", "top_p", "max_tokens", "seed", "▶ Run", "generated text"]
+
+    page.get_by_role("tab", name="History").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("tab", name="Code").get_attribute("aria-selected") == "true"
+    assert page.get_by_text("workbench run").is_visible()
+    assert own_errors(page) == []
