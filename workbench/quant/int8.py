@@ -19,7 +19,7 @@ from workbench.quant.dequantized import rounded
 from workbench.quant.grid import Grid
 
 LONG = 64
-"""Rows from which widening the codes pays: 1.1 to 1.2 times at 64 rows, 1.4 times at 512 (576..3072 outputs)."""
+"""Rows from which widening the codes pays: 1.1 to 1.2 times at 64 rows, 1.4 times at 512."""
 _TINY = 1e-30
 
 
