@@ -7,19 +7,25 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from workbench.engine.params import SamplingParams
+from workbench.engine.text import TextStream
 from workbench.spec.events import FinishReason, RequestEvent, TokenInfo
 
 
 @dataclass
 class Output:
-    """One sample of one prompt; ``deliveries`` are (time, tokens so far)."""
+    """One sample of one prompt; ``deliveries`` are (time, tokens so far), ``pieces`` the text of each token.
+
+    A token that only starts a character has an empty piece; the next one brings the whole character.
+    """
 
     prompt: str
     prompt_ids: tuple[int, ...]
     sample: int
     params: SamplingParams | None = None
+    stream: TextStream | None = None
     text: str = ""
     tokens: list[TokenInfo] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
     deliveries: list[tuple[float, int]] = field(default_factory=list)
     finish: FinishReason | None = None
     cached_tokens: int = 0
@@ -30,6 +36,8 @@ class Output:
         """Add what one event delivers."""
         self.text += event.text
         self.tokens.extend(event.tokens)
+        if self.stream is not None:
+            self.pieces += [self.stream.push([t.id]) for t in event.tokens]
         if event.tokens:
             self.deliveries.append((event.time, len(self.tokens)))
         if event.cached_tokens is not None:
@@ -47,6 +55,7 @@ class Output:
             "text": self.text,
             "token_ids": [t.id for t in self.tokens],
             "tokens": [asdict(t) for t in self.tokens],
+            "pieces": self.pieces,
             "finish": self.finish,
             "cached_tokens": self.cached_tokens,
             "prompt_logprobs": {str(k): v for k, v in self.prompt_logprobs.items()},
