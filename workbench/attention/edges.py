@@ -103,7 +103,9 @@ def build_edges(
     )
     order = np.argsort(ids, kind="stable")
     counts = np.array([len(m.pages) for m in members])
-    where = order[np.searchsorted(ids, np.array([p for m in members for p in m.pages]), sorter=order)]
+    # A gathered page may also lie idle inside a view; gathered runs come last, and the last one counts.
+    wanted = np.array([p for m in members for p in m.pages])
+    where = order[np.searchsorted(ids, wanted, side="right", sorter=order) - 1]
     edge_base, edge_tall = base[where] + np.array(offsets, dtype=np.int64), tall[where]
     ends = np.cumsum(counts)
     head, member = np.arange(kv_heads)[None, :, None, None], np.arange(group)[None, None, :, None]

@@ -74,7 +74,7 @@ def plan_runs(
 
     Pages in ``copied`` are always gathered. A view run becomes part of a gathered run when copying its
     pages (two extra passes) costs less than a call of its own. Gathered pages of similar height (within a
-    factor of four) share a run. Returns the runs and their number of rows.
+    factor of four) share a run and come after the views. Returns the runs and their number of rows.
     """
     views = _merge(_segments(heights, copied), page_bytes)
     strays = [s for s in views if 2 * s[3] * page_bytes < CALL_BYTES]
@@ -87,7 +87,8 @@ def plan_runs(
         if first not in apart:
             runs.append(Run(tuple(range(first, end)), height, True, row))
             row += (end - first) * kv_heads * height
-    loose = [p for s in strays for p in range(s[0], s[1]) if p in heights] + sorted(copied)
+    loose = [p for s in strays for p in range(s[0], s[1]) if p in heights and p not in copied]
+    loose += sorted(copied)
     classes: dict[int, list[int]] = {}
     for page in loose:
         classes.setdefault((heights[page] - 1).bit_length() // 2, []).append(page)
