@@ -13,13 +13,15 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("MKL_NUM_THREADS", "2")
+# Threads that spin while they wait make tiny operations a hundred times slower on a machine that is shared.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -132,6 +134,24 @@ def _by_path(name: str) -> ModuleType:
 def lab() -> ModuleType:
     """Engines on random tiny models: ``lab.make_engine(...)``, ``lab.run_engine(...)``."""
     return _by_path("random_models")
+
+
+@pytest.fixture(scope="session")
+def model_folder(lab: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders with random tiny models, one per family, for sessions: ``model_folder("qwen3")``."""
+    from workbench.models.registry import resolve
+
+    @functools.cache
+    def folder(family: str) -> Path:
+        return lab.write_folder(tmp_path_factory.mktemp("models") / family, family, resolve("tiny"))
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def scripted() -> ModuleType:
+    """Drafters that know the future and models that say what they are told: ``scripted.Replay``, ``say``."""
+    return _by_path("scripted")
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,16 @@ Imported by conftest fixtures only (tests never import one another).
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from workbench.core.build import build_engine, build_kv, build_weights
 from workbench.core.plan import ModelFacts, plan, require
@@ -59,9 +63,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @cache
-def random_source(family: str = "llama", seed: int = 0) -> DictSource:
+def random_source(family: str = "llama", seed: int = 0, vocab: int = VOCAB) -> DictSource:
     """A checkpoint with random weights, scaled so that its greedy output varies."""
-    hf = {**BASE, **FAMILIES[family]}
+    hf = {**BASE, **FAMILIES[family], "vocab_size": vocab}
     config = ModelConfig.from_hf(hf)
     gen = torch.Generator().manual_seed(seed)
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -70,7 +74,7 @@ def random_source(family: str = "llama", seed: int = 0) -> DictSource:
         return torch.randn(*shape, generator=gen) * scale
 
     tensors = {
-        "model.embed_tokens.weight": matrix(VOCAB, hidden, scale=0.5),
+        "model.embed_tokens.weight": matrix(vocab, hidden, scale=0.5),
         "model.norm.weight": _gain(hidden, gen),
     }
     for i in range(config.num_layers):
@@ -92,6 +96,20 @@ def random_source(family: str = "llama", seed: int = 0) -> DictSource:
             for name in ("q_norm", "k_norm"):
                 tensors[f"{base}.self_attn.{name}.weight"] = _gain(config.head_dim, gen)
     return DictSource(config, tensors)
+
+
+def write_folder(folder: Path, family: str, tokenizer_from: Path) -> Path:
+    """A random checkpoint as a folder: configuration, safetensors, and the tokenizer of another folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in tokenizer_from.glob("tokenizer*"):
+        shutil.copy(path, folder)
+    known = json.loads((tokenizer_from / "config.json").read_text())
+    source = random_source(family, 0, known["vocab_size"])
+    ids = {name: known[name] for name in ("bos_token_id", "eos_token_id") if name in known}
+    config = {**BASE, **FAMILIES[family], **ids, "vocab_size": known["vocab_size"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({n: source.tensor(n).contiguous() for n in source.names()}, folder / "model.safetensors")
+    return folder
 
 
 def _gain(n: int, gen: torch.Generator) -> torch.Tensor:

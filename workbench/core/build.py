@@ -128,6 +128,7 @@ def build_engine(
 ) -> Engine:
     """An idle engine for the plan on an existing (idle) KV cache."""
     config, codec, op = decoder.config, kv.stores[0].codec, attention_op(plan, decoder.config)
+    decoder.reserve(plan.limits.max_context)  # now, so that the bytes shown are all that will be held
     budget = _bound(plan, "scheduler", config)
     scheduler = Scheduler(
         kv,

@@ -70,8 +70,13 @@ class Decoder:
 
     @property
     def table_nbytes(self) -> int:
-        """Bytes of the rotary tables built so far."""
-        return sum(table.nbytes for table in self._tables.values())
+        """Bytes of the rotary tables built so far, and of the scale of each head."""
+        return sum(t.nbytes for t in self._tables.values()) + self._head_scale.untyped_storage().nbytes()
+
+    def reserve(self, length: int) -> None:
+        """Build the rotary tables for positions below ``length``, so that their bytes do not grow later."""
+        for table in self._tables.values():
+            table.reserve(length)
 
     def forward(
         self,

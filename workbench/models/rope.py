@@ -91,8 +91,14 @@ class RopeTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by the rows built so far."""
-        return self._rows.untyped_storage().nbytes()
+        """Bytes held by the frequencies and by the rows built so far."""
+        return sum(t.untyped_storage().nbytes() for t in (self._frequencies, self._rows))
+
+    def reserve(self, length: int) -> None:
+        """Build the rows of positions below ``length`` (at most the limit) now, not when they appear."""
+        length = min(length, self.limit)
+        if length > self._rows.shape[0]:
+            self._grow(length)
 
     def gather(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines, each [T, head_dim], of int64 ``positions`` [T], at most ``highest``.

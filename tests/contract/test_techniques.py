@@ -1,0 +1,250 @@
+"""What every technique owes whoever switches it on, run on random tiny models of three families.
+
+Pinned float64, where Law 1 allows no excuse: off → on → off is the same bits, an exact technique gives the
+plain tokens, bytes are those of storages held, an abort ends within the step, seeds reproduce. "Off" is the
+same recipe without the technique but with what it needs, so that the difference is its own.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from workbench.core import catalog
+from workbench.core.plan import pair_recipe
+from workbench.core.session import Session
+from workbench.engine.engine import Engine
+from workbench.engine.params import SamplingParams
+from workbench.engine.sequence import Request
+from workbench.spec.plan import EngineLimits
+from workbench.spec.recipe import Recipe
+
+IDS = list(catalog.MODULES)
+FAMILIES = ("llama", "qwen3", "gemma3")
+# One page of every format closes within the longest prompt.
+LENGTHS = (150, 40, 5)
+
+each = pytest.mark.parametrize("id", IDS)
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+@cache
+def prompts(vocab: int) -> tuple[tuple[int, ...], ...]:
+    """Ragged prompts that repeat themselves, so that drafts by look-up happen."""
+    gen = torch.Generator().manual_seed(11)
+    piece = torch.randint(0, vocab, (25,), generator=gen).tolist()
+    return tuple(tuple((piece * 8)[:n]) for n in LENGTHS)
+
+
+def on_off(id: str) -> tuple[Recipe, Recipe]:
+    """The technique with what it needs, and the same without it."""
+    on = pair_recipe(id)
+    return on, on.without(id)
+
+
+def engine(lab: ModuleType, recipe: Recipe, family: str) -> Engine:
+    return lab.make_engine(*(u.to_text() for u in recipe), family=family, pool=1024)
+
+
+def outcome(lab: ModuleType, made: Engine, **sampling: Any) -> list[tuple[list[int], list[float]]]:
+    """Ids and log-probabilities of each prompt's output."""
+    sampling = {"max_tokens": 10, "logprobs": 0, **sampling}
+    asked = prompts(lab.VOCAB)
+    ran = lab.run_engine(made, asked, **sampling)
+    return [(ran.ids(f"r{i}"), ran.logprobs(f"r{i}")) for i in range(len(asked))]
+
+
+@cache
+def plain_outcome(lab: ModuleType, off: Recipe, family: str) -> list[tuple[list[int], list[float]]]:
+    """What the recipe without the technique gave before anything was switched on."""
+    return outcome(lab, engine(lab, off, family))
+
+
+@each
+@families
+def test_off_on_off_is_bitwise_and_exact_means_the_plain_tokens(
+    lab: ModuleType, id: str, family: str
+) -> None:
+    on, off = on_off(id)
+    before = plain_outcome(lab, off, family)
+    made = engine(lab, on, family)
+    during = outcome(lab, made)
+    again = outcome(lab, made)  # on a warm engine: cached pages, drafters and scratch that were used before
+    after = outcome(lab, engine(lab, off, family))
+    assert before == after
+    assert during == again
+    spec = catalog.get(id).spec
+    if spec.kind != "exact":
+        assert during != before, "a lossy technique that changes nothing was not in the path"
+    elif spec.seam == "attention":  # another order of summing the same sums
+        assert [ids for ids, _ in during] == [ids for ids, _ in before]
+        for (_, a), (_, b) in zip(during, before, strict=True):
+            assert a == pytest.approx(b, abs=1e-9)
+    else:
+        assert during == before
+
+
+@each
+def test_an_engine_that_is_dropped_leaves_no_tensor(lab: ModuleType, id: str) -> None:
+    on, off = on_off(id)
+    for recipe in (on, off):  # decoders are shared and stay
+        outcome(lab, engine(lab, recipe, "llama"))
+    gc.collect()
+    before = tensors_alive()
+    outcome(lab, engine(lab, on, "llama"))
+    gc.collect()
+    assert tensors_alive() <= before
+
+
+def tensors_alive() -> int:
+    """Tensors that anything still refers to; types are compared so that lazy proxies are not woken."""
+    return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
+
+
+@each
+@families
+def test_bytes_shown_are_bytes_of_storages(lab: ModuleType, id: str, family: str) -> None:
+    """Every tensor that the KV stores and the weight set hold is counted once, whatever its category."""
+    on, _ = on_off(id)
+    made = engine(lab, on, family)
+    outcome(lab, made)
+    shown = made.memory()
+    assert all(isinstance(v, int) and v >= 0 for v in shown.values())
+    drafts = made.drafter.nbytes() if made.drafter is not None else 0
+    assert shown["draft"] == drafts
+    kv = storages(made.kv.stores)
+    weights = storages([made.executor.decoder])
+    assert sum(shown.values()) - drafts == sum({**kv, **weights}.values())
+
+
+def storages(roots: list[Any]) -> dict[int, int]:
+    """Bytes by storage address of every tensor reachable through attributes and containers of our objects."""
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    todo = list(roots)
+    while todo:
+        item = todo.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            storage = item.untyped_storage()
+            if storage.nbytes():
+                found[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(item, dict):
+            todo.extend(item.values())
+        elif isinstance(item, list | tuple | set | frozenset):
+            todo.extend(item)
+        elif type(item).__module__.startswith("workbench"):
+            todo.extend(vars(item).values() if hasattr(item, "__dict__") else ())
+            slots = [s for c in type(item).__mro__ for s in getattr(c, "__slots__", ())]
+            todo.extend(getattr(item, s) for s in slots if hasattr(item, s))
+    return found
+
+
+@each
+def test_an_abort_ends_within_the_step_and_returns_every_page(lab: ModuleType, id: str) -> None:
+    on, _ = on_off(id)
+    for steps in (0, 1, 4):  # waiting, during prefill, while decoding
+        made = engine(lab, on, "llama")
+        with torch.inference_mode():
+            for i, prompt in enumerate(prompts(lab.VOCAB)):
+                made.add(Request(f"a{i}", prompt, SamplingParams(max_tokens=40)))
+            for _ in range(steps):
+                made.step()
+            events = [e for name in made.alive() for e in made.abort(name)]
+        assert [e.finish for e in events] == ["abort"] * len(LENGTHS)
+        assert not made.has_work and not made.scheduler.running
+        assert all(pool.used == 0 for pool in made.kv.pools)
+        made.kv.check()
+        assert outcome(lab, made) == outcome(lab, engine(lab, on, "llama")), "the engine is as new"
+
+
+@each
+def test_seeds_reproduce_and_differ(lab: ModuleType, id: str) -> None:
+    on, _ = on_off(id)
+    made = engine(lab, on, "llama")
+
+    def draw(seed: int) -> list[list[int]]:
+        return [ids for ids, _ in outcome(lab, made, temperature=1.0, seed=seed, max_tokens=20)]
+
+    first = draw(7)
+    assert draw(7) == first
+    assert draw(8) != first
+
+
+# -- sessions ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    """One session on the shipped model, toggled by every test of this part."""
+    limits = EngineLimits(kv_pool_tokens=1024, max_context=256)
+    with Session("tiny", dtype="float64", numerics="pinned", limits=limits) as session:
+        yield session
+
+
+TEXT = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height,"
+
+
+def said(session: Session, recipe: Recipe) -> Any:
+    session.apply(recipe).result(timeout=120)
+    run = session.generate(TEXT, max_tokens=8, logprobs=0)
+    return run, [(t["id"], t["logprob"]) for t in run.outputs[0]["tokens"]]
+
+
+@each
+def test_toggling_a_live_session_restores_the_plain_bits(tiny: Session, id: str) -> None:
+    on, off = on_off(id)
+    _, before = said(tiny, off)
+    run, during = said(tiny, on)
+    memory = tiny.memory()
+    _, after = said(tiny, off)
+    assert before == after
+    spec = catalog.get(id).spec
+    if spec.kind == "exact":
+        assert [t for t, _ in during] == [t for t, _ in before]
+    assert id in [u["id"] for u in run.recipe]
+    assert run.plan["kind"] == spec.kind
+    assert run.state == "done" and all(m.tag == "measured" for m in run.metrics)
+    assert memory["weights"] > 0
+
+
+@each
+@families
+def test_sessions_run_it_on_a_folder_of_any_family(
+    model_folder: Callable[[str], Path], id: str, family: str
+) -> None:
+    on, _ = on_off(id)
+    limits = EngineLimits(kv_pool_tokens=512, max_context=128)
+    with Session(str(model_folder(family)), on, dtype="float32", numerics="fast", limits=limits) as session:
+        run = session.generate("Hello there", max_tokens=4, ignore_eos=True)
+    assert run.state == "done" and len(run.token_ids) == 4
+
+
+@each
+def test_cancelling_keeps_what_there_is_and_stops(tiny: Session, id: str) -> None:
+    on, _ = on_off(id)
+    tiny.apply(on).result(timeout=120)
+    seen = []
+
+    def cancel_at_first_token(event: Any) -> None:
+        if getattr(event, "tokens", ()) and not seen:
+            seen.append(len(event.tokens))
+            tiny.cancel_all()
+
+    stop = tiny.listen(cancel_at_first_token)  # first, so that no token is missed
+    job = tiny.submit(TEXT, SamplingParams(max_tokens=180, ignore_eos=True))
+    assert job.wait(60)
+    stop()
+    assert job.state == "cancelled"
+    run = job.value
+    assert run.state == "cancelled" and run.outputs[0]["finish"] == "abort"
+    assert len(run.token_ids) == seen[0], "tokens came after the step in which it was cancelled"
