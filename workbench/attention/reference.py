@@ -108,11 +108,14 @@ class ReferenceAttention:
         """``[T, Hq*D]`` in ``q``'s dtype, computed in float64. Shapes as in the seam."""
         page = plan.shape.page_size
         out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
-        for row, slots, mask in plan.parts:
+        for first, slots, mask in plan.parts:
             slots, mask = slots.to(q.device), mask.to(q.device)
             keys, values = (t[slots // page, :, slots % page].double() for t in (k, v))
-            rows = slice(row, row + len(mask))
-            out[rows] = attend(q[rows].double(), keys, values, mask, plan.shape.soft_cap)
+            # Each row alone over the tokens it sees, so that its bits do not depend on how its block was cut.
+            for row, seen in enumerate(mask, first):
+                here = slice(row, row + 1)
+                visible = seen[seen].unsqueeze(0)
+                out[here] = attend(q[here].double(), keys[seen], values[seen], visible, plan.shape.soft_cap)
         return out.flatten(1).to(q.dtype)
 
 
