@@ -15,7 +15,7 @@ KINDS = st.lists(st.sampled_from(["decode", "chain", "tree", "chunk"]), min_size
 LIMIT = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     seed=st.integers(0, 10**6), kinds=KINDS, page=st.sampled_from([4, 16, 64]),
     kv_heads=st.sampled_from([1, 2, 3]), group=st.sampled_from([1, 3, 4, 8]),

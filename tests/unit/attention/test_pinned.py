@@ -72,7 +72,7 @@ def alone(seq: Sequence) -> Tensor:
     return run(shape, [chain(0, seq.length, table)], seq.q, k, v)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     seed=st.integers(0, 10**6), shape=SHAPES, dtype=DTYPES, length=st.integers(2, 150),
     chunk=st.sampled_from([1, 7, 64, 1000]), threads=st.sampled_from([1, 2, 3]),
@@ -91,7 +91,7 @@ def test_chunks_pages_and_threads_do_not_move_a_bit(seed, shape, dtype, length, 
     assert torch.get_num_threads() == threads
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     seed=st.integers(0, 10**6), shape=SHAPES, dtype=DTYPES,
     lengths=st.lists(st.integers(1, 140), min_size=2, max_size=5), threads=st.sampled_from([1, 2]),
@@ -111,7 +111,7 @@ def test_a_batch_of_chunks_and_decodes_gives_each_its_own_bits(seed, shape, dtyp
     assert torch.equal(got, want)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     seed=st.integers(0, 10**6), shape=SHAPES, dtype=DTYPES, start=st.integers(0, 130),
     nodes=st.integers(1, 12),
@@ -135,7 +135,7 @@ def test_every_node_of_a_draft_tree_has_the_bits_of_its_chain(depths_of, seed, s
         assert torch.equal(got[node], alone(line)[-1])
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 2)
 @given(seed=st.integers(0, 10**6), shape=SHAPES, length=st.integers(60, 150), shared=st.integers(1, 40))
 def test_a_shared_prefix_gives_what_own_copies_give(seed, shape, length, shared):
     page = shape.page_size
@@ -161,7 +161,7 @@ def test_the_bits_would_move_without_the_fixed_order():
     assert not torch.equal(whole, rows)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     seed=st.integers(0, 10**6),
     kinds=st.lists(st.sampled_from(["decode", "tree", "chunk"]), min_size=1, max_size=3),
