@@ -9,13 +9,14 @@ alone, so paging, prefix sharing, chunking and rollback of drafts stay exact in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.kv.rows import RowIndex
 from workbench.numerics.affine import symmetric_scale
 from workbench.numerics.e4m3 import LARGEST, e4m3_as_half, to_e4m3
 from workbench.spec.technique import Claim, TechniqueSpec, option
@@ -89,6 +90,7 @@ class Fp8Codec:
     scaled: bool = True
     grain: Literal["token", "page"] = "token"
     in_place: bool = False
+    _rows: RowIndex = field(default_factory=RowIndex, compare=False, repr=False)
 
     @property
     def key(self) -> str:
@@ -111,18 +113,16 @@ class Fp8Codec:
 
     def encode(self, planes: Mapping[str, Tensor], where: Tensor, k: Tensor, v: Tensor) -> None:
         """Round rows ``k``, ``v`` [T, Hkv, D] into slots ``where`` int64 [T]."""
-        heads, size = planes["k"].shape[1:3]
-        page, offset = where // size, where % size
-        rows = torch.cat([k, v], 1)  # one pass: at a few rows the calls cost more than the arithmetic
-        if self.scaled:
-            codes, scale = quantize(rows)
-            planes["k_scale"][page, :, offset] = scale[:, :heads]
-            planes["v_scale"][page, :, offset] = scale[:, heads:]
-        else:
-            codes = to_e4m3(rows)
+        _, heads, size, dim = planes["k"].shape
+        rows = self._rows(where, heads, size)
+        both = torch.cat([k, v], 1)  # one pass: at a few rows the calls cost more than the arithmetic
+        codes, scale = quantize(both) if self.scaled else (to_e4m3(both), None)
         codes = codes.view(torch.uint8)
-        planes["k"].view(torch.uint8)[page, :, offset] = codes[:, :heads]
-        planes["v"].view(torch.uint8)[page, :, offset] = codes[:, heads:]
+        for name, part in (("k", slice(0, heads)), ("v", slice(heads, 2 * heads))):
+            plane = planes[name].view(torch.uint8).view(-1, dim)
+            plane.index_copy_(0, rows, codes[:, part].reshape(-1, dim))
+            if scale is not None:
+                planes[f"{name}_scale"].view(-1).index_copy_(0, rows, scale[:, part].flatten())
 
     def decode(self, planes: Mapping[str, Tensor], pages: Tensor, k: Tensor, v: Tensor) -> None:
         """Decode pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]."""

@@ -8,13 +8,14 @@ prefix sharing, chunking and rollback of drafts stay exact in the codes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.kv.rows import RowIndex
 from workbench.numerics.affine import symmetric_scale
 from workbench.spec.technique import TechniqueSpec
 
@@ -64,6 +65,7 @@ class Int8Codec:
     grain: Literal["token", "page"] = "token"
     in_place: bool = False
     key: str = "kv_int8/1"
+    _rows: RowIndex = field(default_factory=RowIndex, compare=False, repr=False)
 
     def planes(self, geometry: PageGeometry) -> tuple[PlaneSpec, ...]:
         """One byte per element and two per row; any geometry fits."""
@@ -82,13 +84,13 @@ class Int8Codec:
 
     def encode(self, planes: Mapping[str, Tensor], where: Tensor, k: Tensor, v: Tensor) -> None:
         """Quantize rows ``k``, ``v`` [T, Hkv, D] into slots ``where`` int64 [T]."""
-        heads, size = planes["k"].shape[1:3]
-        page, offset = where // size, where % size
+        _, heads, size, dim = planes["k"].shape
+        rows = self._rows(where, heads, size)
         # K and V in one pass: at a few rows the calls cost more than the arithmetic.
         codes, scale = quantize(torch.cat([k, v], 1))
-        planes["k"][page, :, offset], planes["v"][page, :, offset] = codes[:, :heads], codes[:, heads:]
-        planes["k_scale"][page, :, offset] = scale[:, :heads]
-        planes["v_scale"][page, :, offset] = scale[:, heads:]
+        for name, part in (("k", slice(0, heads)), ("v", slice(heads, 2 * heads))):
+            planes[name].view(-1, dim).index_copy_(0, rows, codes[:, part].reshape(-1, dim))
+            planes[f"{name}_scale"].view(-1).index_copy_(0, rows, scale[:, part].flatten())
 
     def decode(self, planes: Mapping[str, Tensor], pages: Tensor, k: Tensor, v: Tensor) -> None:
         """Dequantize pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]."""

@@ -8,13 +8,14 @@ reads the planes where they lie.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.kv.rows import RowIndex
 from workbench.spec.errors import OptionError
 
 _AXES = ("head", "slot", "dim")
@@ -27,6 +28,7 @@ class PlainCodec:
     dtype: torch.dtype
     grain: Literal["token", "page"] = "token"
     in_place: bool = True
+    _rows: RowIndex = field(default_factory=RowIndex, compare=False, repr=False)
 
     @property
     def key(self) -> str:
@@ -49,10 +51,10 @@ class PlainCodec:
 
     def encode(self, planes: Mapping[str, Tensor], where: Tensor, k: Tensor, v: Tensor) -> None:
         """Write rows ``k``, ``v`` [T, Hkv, D] to slots ``where`` int64 [T]."""
-        size = planes["k"].shape[2]
-        page, offset = where // size, where % size
-        planes["k"][page, :, offset] = k.to(self.dtype)
-        planes["v"][page, :, offset] = v.to(self.dtype)
+        _, heads, size, dim = planes["k"].shape
+        rows = self._rows(where, heads, size)
+        planes["k"].view(-1, dim).index_copy_(0, rows, k.to(self.dtype).reshape(-1, dim))
+        planes["v"].view(-1, dim).index_copy_(0, rows, v.to(self.dtype).reshape(-1, dim))
 
     def decode(self, planes: Mapping[str, Tensor], pages: Tensor, k: Tensor, v: Tensor) -> None:
         """Copy pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]."""
