@@ -26,6 +26,7 @@ class LiveRun:
     recipe: str
     submitted: float
     total: int
+    kind: str  # exact, lossy, simulated
     decode: Callable[[Sequence[int]], str]
     stream: Any = None  # StreamDecoder: text per token of the first sample
     pieces: list[list[Any]] = field(default_factory=list)  # [text, source, step, logprob]

@@ -184,6 +184,7 @@ class Controller:
             recipe=str(recipe),
             submitted=perf_counter(),
             total=params.max_tokens * params.n,
+            kind=self.session.plan.kind,
             decode=lambda ids: str(tokenizer.decode(ids)),
             stream=tokenizer.stream(),
         )

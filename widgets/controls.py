@@ -38,6 +38,7 @@ class Row:
         }
         self.gear = w.ToggleButton(value=False, icon="gear", tooltip=f"Options of {spec.title}")
         self.gear.observe(self._unfold, "value")
+        self.gear.add_class("iwb-gear")
         parts = [self.on, badge, *([self.gear] if self.options else []), *_paper(spec)]
         head = w.HBox(parts)
         head.add_class("iwb-row")
@@ -129,4 +130,6 @@ def _paper(spec: Any) -> list[Any]:
         f'<a class="iwb-paper" href="{html.escape(spec.paper, quote=True)}" target="_blank" rel="noopener noreferrer" '
         f'aria-label="source of {title}">paper</a>'
     )
-    return [w.HTML(link)]
+    shown = w.HTML(link)
+    shown.add_class("iwb-link")
+    return [shown]

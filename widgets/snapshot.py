@@ -66,7 +66,7 @@ def meters(c: Controller) -> dict[str, Any]:
         "acceptance": live.acceptance(),
         "draft": live.draft(),
         "path": list(live.path),
-        "kind": c.session.plan.kind,
+        "kind": live.kind,
         "tag": f"measured on {c.session.plan.device}, {c.session.plan.numerics}, {c.session.profile} profile",
         "quality": quality(c, last) if finished else [],
         "pinned": pinned(c.pinned) if c.pinned is not None else None,
@@ -94,7 +94,7 @@ def quality(c: Controller, last: Run | None) -> list[str]:
         return []
     out = [f"{m.name} {words.describe(m)}" for m in last.metrics if m.name in ("kl", "ppl", "top1_agreement")]
     if c.pinned is not None and c.pinned is not last and c.pinned.prompts == last.prompts:
-        out.append(f"{words.text_agreement(c.pinned.token_ids, last.token_ids)} as A")
+        out.append(f"against A: {words.text_agreement(c.pinned.token_ids, last.token_ids)}")
     return out
 
 

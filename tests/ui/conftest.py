@@ -49,7 +49,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     (app / "overrides.json").write_text(json.dumps(SETTINGS))
     port = free_port()
     env = {**os.environ, "JUPYTER_CONFIG_DIR": str(base / "config"), "JUPYTER_DATA_DIR": str(base / "data")}
-    env |= {"JUPYTER_RUNTIME_DIR": str(base / "runtime"), "IPYTHONDIR": str(base / "ipython"), "HOME": str(base)}
+    env |= {
+        "JUPYTER_RUNTIME_DIR": str(base / "runtime"),
+        "IPYTHONDIR": str(base / "ipython"),
+        "HOME": str(base),
+    }
     env |= {"JUPYTERLAB_SETTINGS_DIR": str(base / "user"), "JUPYTERLAB_WORKSPACES_DIR": str(base / "spaces")}
     command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"]
     command += ["--IdentityProvider.token=test", f"--ServerApp.root_dir={work}", "--LabApp.news_url=None"]
@@ -106,6 +110,7 @@ def open_notebook(lab: tuple[str, Path], browser: Any) -> Iterator[Callable[...,
         page.on("pageerror", lambda e: page.errors.append(str(e)))
         page.goto(f"{address}/doc/tree/{name}?token=test")
         page.wait_for_selector(".jp-Notebook", timeout=120_000)
+        page.get_by_text("| Idle").wait_for(timeout=120_000)  # before, JupyterLab asks for a kernel
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_text("Run All Cells", exact=True).click()
         return page

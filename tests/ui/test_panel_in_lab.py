@@ -47,12 +47,12 @@ def test_a_run_streams_and_a_switch_is_acknowledged(panel_page: Any, shots: Path
     assert page.locator(".iwb-text").text_content()
     page.get_by_role("button", name="Pin as A").click()
 
-    page.get_by_label("Paged KV").check()
+    page.get_by_role("checkbox", name="Paged KV", exact=True).check()
     start = monotonic()
     page.locator(".iwb-stale").filter(has_text="recipe changed").wait_for(timeout=5000)
     acknowledged = monotonic() - start
     for name in ("KIVI", "N-gram lookup"):
-        page.get_by_label(name).check()
+        page.get_by_role("checkbox", name=name, exact=True).check()
     page.get_by_text("switch off KIVI first").first.wait_for(timeout=SLOW)
     page.screenshot(path=shots / "stale.png")
     run_to_the_end(page)
@@ -71,9 +71,9 @@ def test_dark_and_narrow(panel_page: Any, shots: Path) -> None:
     page.get_by_role("menuitem", name="Settings", exact=True).click()
     page.get_by_text("Theme", exact=True).hover()
     page.get_by_text("JupyterLab Dark", exact=True).click()
-    page.wait_for_selector('body[data-jp-theme-light="false"]', timeout=30_000)
-    page.get_by_label("Paged KV").check()
-    page.get_by_label("N-gram lookup").check()
+    page.wait_for_selector('body[data-jp-theme-light="false"]', state="attached", timeout=30_000)
+    page.get_by_role("checkbox", name="Paged KV", exact=True).check()
+    page.get_by_role("checkbox", name="N-gram lookup", exact=True).check()
     run_to_the_end(page)
     page.screenshot(path=shots / "dark.png")
     page.set_viewport_size({"width": 820, "height": 1500})
@@ -101,7 +101,11 @@ def test_stop_and_keyboard(open_notebook: Callable[..., Any]) -> None:
     reached = []
     for _ in range(6):
         page.keyboard.press("Tab")
-        reached.append(page.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim() || document.activeElement.id.split('-').pop()"))
+        reached.append(
+            page.evaluate(
+                "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim() || document.activeElement.id.split('-').pop()"
+            )
+        )
     assert reached == ["temperature", "top_p", "max_tokens", "seed", "▶ Run", "generated text"]
 
     page.get_by_role("tab", name="History").focus()

@@ -177,7 +177,9 @@ class FakeSession:
         tokens = tuple(TokenInfo(at + i, at + i, sources[i], at, -0.5) for i in range(count))  # type: ignore[arg-type]
         text = self.tokenizer.decode([t.id for t in tokens])
         last = at + count >= job.params.max_tokens
-        event = RequestEvent(job.request_ids[0], at, perf_counter(), tokens, text, finish="length" if last else None)
+        event = RequestEvent(
+            job.request_ids[0], at, perf_counter(), tokens, text, finish="length" if last else None
+        )
         draft = DraftRecord(job.request_ids[0], (at, at + 9), (-1, 0), (0,), count, "ngram", "R3")
         kv = 4096 * (at + count)
         step = StepEvent(

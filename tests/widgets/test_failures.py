@@ -57,7 +57,9 @@ def test_nbw_01_an_error_in_a_handler_is_shown(
     assert panel.problem is None
 
 
-def test_nbw_01_in_tests_and_ci_it_is_raised(panel: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nbw_01_in_tests_and_ci_it_is_raised(
+    panel: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session, "submit", boom)
     assert panel.strict
     with pytest.raises(ValueError, match="x"):
@@ -143,9 +145,15 @@ panel.close()
 
 @pytest.mark.parametrize(
     ("hidden", "figure"),
-    [(["anywidget"], True), (["ipywidgets"], True), (["ipywidgets", "anywidget", "plotly", "plotly.io"], False)],
+    [
+        (["anywidget"], True),
+        (["ipywidgets"], True),
+        (["ipywidgets", "anywidget", "plotly", "plotly.io"], False),
+    ],
 )
-def test_nbw_04_without_the_widget_package_a_static_figure_and_a_notice(hidden: list[str], figure: bool) -> None:
+def test_nbw_04_without_the_widget_package_a_static_figure_and_a_notice(
+    hidden: list[str], figure: bool
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _HIDDEN.format(hidden=hidden)], capture_output=True, text=True, timeout=200
     )
@@ -223,7 +231,9 @@ def test_nbw_13_an_error_that_was_shown_keeps_nothing_alive(lenient: Any, sessio
     assert lenient.run().result(10).state == "done"
 
 
-def test_nbw_13_an_error_in_a_click_keeps_nothing_alive(lenient: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nbw_13_an_error_in_a_click_keeps_nothing_alive(
+    lenient: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alive: list[weakref.ref[Tensor]] = []
 
     def out_of_memory(*args: Any) -> Any:
@@ -297,6 +307,8 @@ def test_the_script_is_one_module_that_fetches_nothing_and_writes_no_markup() ->
     live = importlib.import_module("workbench.widgets.live").Live
     script = str(live._esm)
     assert "export default" in script
-    assert not any(word in script for word in ("import ", "import(", "innerHTML", "outerHTML", "insertAdjacentHTML"))
+    assert not any(
+        word in script for word in ("import ", "import(", "innerHTML", "outerHTML", "insertAdjacentHTML")
+    )
     assert "http" not in script.replace("http://www.w3.org/2000/svg", "")
     assert "url(" not in str(live._css)

@@ -180,7 +180,11 @@ def test_the_state_is_one_json_value_and_comes_back(panel: Any, session: Any) ->
     again = Panel.from_state(text, session)
     assert again.state == panel.state
     scope: dict[str, Any] = {}
-    code = panel.as_code("python").replace("Panel.from_state(", "state = (").replace("import Panel", "import Panel as _")
+    code = (
+        panel.as_code("python")
+        .replace("Panel.from_state(", "state = (")
+        .replace("import Panel", "import Panel as _")
+    )
     exec(compile(code.rsplit("\n", 1)[0], "cell", "exec"), scope)  # noqa: S102 - the code the panel hands out
     assert scope["state"] == panel.state
     assert "--use ngram:k=3" in panel.as_code("cli")

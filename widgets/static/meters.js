@@ -74,16 +74,18 @@ function kvLine(values) {
   const points = values.map((v, i) => `${(100 * i) / (values.length - 1)},${28 - (26 * v) / top}`).join(" ");
   const node = svg("svg", { class: "iwb-line", viewBox: "0 0 100 30", preserveAspectRatio: "none", role: "img",
     "aria-label": `KV in use over the run, from ${bytes(values[0])} to ${bytes(values[values.length - 1])}` });
-  node.append(svg("polyline", { points, class: "iwb-line-kv" }, "KV in use over the run"));
+  node.append(svg("polygon", { points: `0,30 ${points} 100,30`, class: "iwb-line-area" }),
+    svg("polyline", { points, class: "iwb-line-kv" }, "KV in use over the run"));
   return node;
 }
 
 function drawSpeed(block, m) {
   const now = m.latency || {}, before = m.pinned?.latency;
   setText(block.value, now.decode_speed ? num(now.decode_speed, "tok/s") : "–");
-  block.body.replaceChildren(el("dl", { class: "iwb-speeds" }, ...SPEEDS.slice(1).flatMap(([key, name, unit]) => [
-    el("dt", { text: name }), el("dd", { text: num(now[key], now[key] === undefined ? "" : unit) }),
-    el("dd", { class: "iwb-note", text: before?.[key] !== undefined ? `A ${num(before[key])}` : "" })])));
+  block.body.replaceChildren(el("div", { class: "iwb-speeds" }, ...SPEEDS.slice(1).flatMap(([key, name, unit]) => [
+    el("span", { class: "iwb-note", text: name }),
+    el("span", { class: "iwb-of", text: num(now[key], now[key] === undefined ? "" : unit) }),
+    el("span", { class: "iwb-note", text: before?.[key] === undefined ? "" : `A ${num(before[key])}` })])));
 }
 
 function drawAcceptance(block, m) {

@@ -12,7 +12,7 @@ function tabsRegion() {
     if (focus) tabs[name].focus();
   };
   for (const [name, title] of names) {
-    panes[name] = el("div", { role: "tabpanel", id: `${id}-${name}`, "aria-labelledby": `${id}-tab-${name}`, class: "iwb-pane" });
+    panes[name] = el("div", { role: "tabpanel", id: `${id}-${name}`, "aria-labelledby": `${id}-tab-${name}`, class: `iwb-pane iwb-${name}` });
     tabs[name] = el("button", { role: "tab", type: "button", id: `${id}-tab-${name}`, "aria-controls": `${id}-${name}`, text: title,
       onclick: () => select(name, false) });
   }
@@ -31,7 +31,7 @@ function tabsRegion() {
       panes.code.replaceChildren(...Object.entries(t.code || {}).map(([form, code]) => {
         const copy = el("button", { class: "iwb-button iwb-small", type: "button", text: "copy", "aria-label": `copy as ${form}`,
           onclick: () => copyText(code, copy) });
-        return el("div", { class: "iwb-code" }, el("div", { class: "iwb-actions" }, el("span", { class: "iwb-label", text: form }), copy),
+        return el("div", { class: "iwb-form" }, el("div", { class: "iwb-actions" }, el("span", { class: "iwb-label", text: form }), copy),
           el("pre", { tabindex: "0", text: code }));
       }));
     },
