@@ -157,6 +157,12 @@ def build_engine(
     )
 
 
+def standalone_engine(plan: Plan, decoder: Decoder) -> Engine:
+    """An engine for measuring: a KV pool of its own, on a decoder that may be shared; it makes no text."""
+    with torch.inference_mode():
+        return build_engine(plan, decoder, build_kv(plan, decoder), None, ())
+
+
 def namespace(plan: Plan, decoder: Decoder, codec: KVCodec, attention: str) -> bytes:
     """Digest of everything but tokens and salt that shapes a cache entry (law 4)."""
     parts = (

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.core.build import standalone_engine
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.core.provenance import provenance
-from workbench.core.quality_run import make_engine, quality_run, quality_steps
+from workbench.core.quality_run import quality_run, quality_steps
 from workbench.core.quality_windows import QualitySettings, cut
 from workbench.models.datadir import data_dir
 from workbench.models.registry import origin
@@ -57,9 +58,8 @@ def submit_quality(
 
     def work(job: Job, _: Engine) -> Generator[None, None, Run]:
         def build(p: Plan) -> Engine:
-            return make_engine(
-                p, session.decoder(p, lambda f, what: job.progress(f, 1.0, "", what), job.token)
-            )
+            decoder = session.decoder(p, lambda f, what: job.progress(f, 1.0, "", what), job.token)
+            return standalone_engine(p, decoder)
 
         def tell(done: float, total: float, message: str) -> None:
             job.progress(done, total, "windows", message)

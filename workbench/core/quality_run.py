@@ -10,7 +10,6 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from workbench.core.build import build_engine, build_kv
 from workbench.core.provenance import process_memory
 from workbench.core.quality_scores import WindowScores, quality_metrics
 from workbench.core.quality_windows import QualitySettings, Window
@@ -18,19 +17,11 @@ from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
 from workbench.engine.score import Scored, score
 from workbench.engine.sequence import Request
-from workbench.models.decoder import Decoder
 from workbench.spec.plan import Plan
 from workbench.spec.run import Metric, Run
 from workbench.spec.run import plain as to_plain
 
 Tell = Callable[[float, float, str], None]
-DecoderOf = Callable[[Plan], Decoder]
-
-
-def make_engine(plan: Plan, decoder: Decoder) -> Engine:
-    """An engine of its own, with a KV pool of its own, on a decoder that may be shared."""
-    with torch.inference_mode():
-        return build_engine(plan, decoder, build_kv(plan, decoder), None, ())
 
 
 @dataclass

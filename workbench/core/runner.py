@@ -110,7 +110,8 @@ class RequestJob(Job):
         self.added, self._plan = True, plan
         for part in self._parts:
             r = part.requested
-            part.outputs = [Output(prompt=r.text, prompt_ids=r.ids, sample=i) for i in range(r.params.n)]
+            streams = [engine.make_stream() if engine.make_stream else None for _ in range(r.params.n)]
+            part.outputs = [Output(r.text, r.ids, i, r.params, s) for i, s in enumerate(streams)]
             try:
                 engine.add(Request(part.request_id, r.ids, r.params, r.mask, r.salt))
                 part.sequences = engine.sequences(part.request_id)
