@@ -104,7 +104,8 @@ def run_group(group: Group, shape: AttentionShape, q: Tensor, k: Tensor, v: Tens
     tall = ROWS * (shape.heads // heads)
     n = len(group.query) // ROWS
     tile = q.index_select(0, group.query).view(n, ROWS, heads, -1, dim).transpose(1, 2)
-    tile = tile.reshape(n * heads, tall, dim)
+    # One tile alone would be reshaped to a strided view, for which MKL has another kernel: always packed.
+    tile = tile.reshape(n * heads, tall, dim).contiguous()
     top = torch.full((n * heads, tall, 1), float("-inf"), dtype=q.dtype, device=q.device)
     mass, acc = torch.zeros_like(top), torch.zeros_like(tile)
     for step in group.steps:
