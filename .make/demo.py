@@ -26,7 +26,7 @@ def main(model: str) -> int:
     REPORTS.mkdir(exist_ok=True)
     executed = REPORTS / NOTEBOOK.name
     papermill.execute_notebook(
-        str(NOTEBOOK), str(executed), parameters={"MODEL": model}, cwd=str(NOTEBOOK.parent), log_output=False
+        str(NOTEBOOK), str(executed), parameters={"model": model}, cwd=str(NOTEBOOK.parent), log_output=False
     )
     notebook = nbformat.read(executed, as_version=4)
     draw_figures(notebook)
