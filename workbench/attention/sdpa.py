@@ -30,7 +30,6 @@ SPEC = TechniqueSpec(
     paper="Kwon et al. 2023, Efficient Memory Management for LLM Serving with PagedAttention, §4",
     stages=("attention",),
     claims_slot=("attention",),
-    default_on=True,
 )
 
 

@@ -88,7 +88,13 @@ def kv_key(plan: Plan) -> tuple[object, ...]:
     """What the KV cache depends on: two plans with equal keys can share one, cached pages included."""
     seams = ("pages", "prefix", "kv_codec", "kv_selector", "attention")
     uses = tuple(u for u in plan.recipe if catalog.get(u.id).spec.seam in seams)
-    return weights_key(plan), Recipe(uses).key, plan.page_size, plan.limits
+    return weights_key(plan), Recipe(uses).key, plan.page_size, plan.limits, drafter_layers(plan)
+
+
+def drafter_layers(plan: Plan) -> int:
+    """KV layers the plan's drafter keeps; they follow the model's own in the pages of the first KV group."""
+    drafters = [u for u in plan.recipe if catalog.get(u.id).spec.seam == "drafter"]
+    return sum(catalog.get(u.id).spec.kv_layers for u in drafters)
 
 
 def build_kv(plan: Plan, decoder: Decoder) -> KVCache:
@@ -102,7 +108,7 @@ def build_kv(plan: Plan, decoder: Decoder) -> KVCache:
             codec,
             plain,
             PageGeometry(
-                layers=len(group.layers),
+                layers=len(group.layers) + (drafter_layers(plan) if i == 0 else 0),
                 kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
                 page_size=plan.page_size,
@@ -111,7 +117,7 @@ def build_kv(plan: Plan, decoder: Decoder) -> KVCache:
                 device=torch.device(plan.device),
             ),
         )
-        for group in config.kv_groups
+        for i, group in enumerate(config.kv_groups)
     ]
     return KVCache(
         stores,

@@ -234,7 +234,6 @@ class Drafter(Protocol):
     """Proposes what comes next. A wrong proposal costs time, never correctness."""
 
     name: str
-    kv_layers: int  # extra KV layers it keeps in the engine's pages
     max_draft: int  # most tokens it proposes per sequence and step
 
     def begin(self, seq: int, tokens: Sequence[int]) -> None:

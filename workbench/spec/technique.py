@@ -53,6 +53,7 @@ class TechniqueSpec:
     ``needs``: capabilities that the plan (engine, other techniques, model, device) must provide.
     ``provides``: capabilities it adds for others.
     ``conflicts``: ids it cannot share a plan with, each with one sentence of remedy.
+    ``kv_layers``: KV layers a drafter keeps in the engine's pages.
     ``extra``: the optional dependency group it needs (``""`` for none) and ``package`` its import name.
     """
 
@@ -70,9 +71,9 @@ class TechniqueSpec:
     conflicts: Mapping[str, str] = field(default_factory=dict)
     backends: tuple[str, ...] = ("cpu", "cuda")
     claims: tuple[Claim, ...] = ()
+    kv_layers: int = 0
     extra: str = ""
     package: str = ""
-    default_on: bool = False
 
 
 def option(

@@ -106,7 +106,6 @@ class NgramDrafter:
     """The ``drafter`` seam: one index per live sequence; raises :class:`InvariantError` on unknown ones."""
 
     name = "ngram"
-    kv_layers = 0
 
     def __init__(self, config: Config) -> None:
         self.max_draft = config.k
