@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from workbench.core.benchmark_engine import random_prompts
 from workbench.core.benchmark_timing import Turn
@@ -21,6 +22,7 @@ from workbench.models.registry import resolve
 from workbench.spec.errors import OptionError, UnsupportedModel
 
 PEERS = ("transformers", "transformers_cb")
+_CB_PAGE = 32
 
 
 def load_peer_model(model: str, dtype: str, device: str) -> Any:
@@ -32,9 +34,8 @@ def load_peer_model(model: str, dtype: str, device: str) -> Any:
         )
     except (OSError, ValueError) as err:
         raise UnsupportedModel(f"transformers cannot load {folder}: {err}") from None
-    made.eval()
     torch.nn.Module.to(made, device)
-    return made
+    return torch.nn.Module.eval(made)
 
 
 @dataclass
@@ -114,8 +115,17 @@ class ContinuousBatching:
         config = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
             max_new_tokens=self.tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
+        # Left to itself it takes most of the machine's memory for its cache.
+        pages = self.batch * -(-(self.context + self.tokens) // _CB_PAGE) + 1
+        limits = ContinuousBatchingConfig(
+            page_size=_CB_PAGE, num_blocks=pages, max_batch_tokens=max(self.batch * self.context, 256)
+        )
         outputs = self.model.generate_batch(
-            prompts, generation_config=config, progress_bar=False, persistent_manager=True
+            prompts,
+            generation_config=config,
+            continuous_batching_config=limits,
+            progress_bar=False,
+            persistent_manager=True,
         )
         spans = [o.lifespan for o in outputs.values()]
         made = sum(len(o.generated_tokens) for o in outputs.values())
