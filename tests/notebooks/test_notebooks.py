@@ -116,7 +116,10 @@ def test_nbw_06_a_misspelt_parameter_fails_the_run(tmp_path: Path) -> None:
     nbformat.write(nb, tmp_path / "in.ipynb")
     with pytest.raises(papermill.PapermillExecutionError, match=r"no parameter 'modle'.*'model'"):
         papermill.execute_notebook(
-            str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb"), parameters={"modle": "tiny"}, progress_bar=False
+            str(tmp_path / "in.ipynb"),
+            str(tmp_path / "out.ipynb"),
+            parameters={"modle": "tiny"},
+            progress_bar=False,
         )
 
 
@@ -135,7 +138,15 @@ def test_nbw_06_names_are_read_from_papermills_own_cell() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("model", 3), ("seed", True), ("seed", 1.5), ("seed", -1), ("budget_s", "60"), ("budget_s", 0), ("profile", "x")],
+    [
+        ("model", 3),
+        ("seed", True),
+        ("seed", 1.5),
+        ("seed", -1),
+        ("budget_s", "60"),
+        ("budget_s", 0),
+        ("profile", "x"),
+    ],
 )
 def test_nbw_06_bad_values_are_refused(name: str, value: Any) -> None:
     with pytest.raises(OptionError):

@@ -59,9 +59,8 @@ def test_a_run_streams_and_a_switch_is_acknowledged(panel_page: Any, shots: Path
     page.locator(".iwb-delta").filter(has_text="than A").wait_for(timeout=SLOW)
     assert page.locator(".iwb-text .iwb-accepted, .iwb-text .iwb-corrected").count() > 0
     page.get_by_role("tab", name="Compare").click()
-    assert page.get_by_role("tabpanel").get_by_text("KV in use").is_visible()
+    assert page.locator(".iwb-compare").get_by_role("rowheader", name="KV in use").is_visible()
     page.screenshot(path=shots / "light.png")
-    page.evaluate("document.body.dataset.jpThemeLight = 'false'")
     print(f"acknowledged in {acknowledged * 1e3:.0f} ms")
     assert own_errors(page) == []
 

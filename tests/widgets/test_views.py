@@ -1,0 +1,121 @@
+"""Views, tables, words and code: pure functions of runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from workbench.spec.errors import OptionError, RecordError
+from workbench.spec.recipe import Recipe
+from workbench.widgets import Table, views, words
+from workbench.widgets.ab import AB
+from workbench.widgets.code import as_code
+from workbench.widgets.state import PanelState
+
+
+@pytest.fixture
+def pair(panel: Any) -> tuple[Any, Any]:
+    """A plain run and one with drafts."""
+    plain = panel.run(max_tokens=12).result(10)
+    panel.set("ngram")
+    return plain, panel.run().result(10)
+
+
+@pytest.mark.parametrize("view", sorted(views.VIEWS))
+@pytest.mark.parametrize("theme", ["auto", "light", "dark"])
+def test_every_view_is_a_figure_and_a_table(pair: Any, view: str, theme: Any) -> None:
+    figure = views.to_figure(view, *pair, theme=theme)
+    data = json.loads(figure.to_json())
+    assert data["data"]
+    assert len(figure.to_json()) < 100_000
+    table = views.to_table(view, *pair)
+    assert len(table) > 0
+    assert table.to_text()
+    assert table.to_html().startswith("<table>")
+
+
+def test_measured_is_a_solid_line(pair: Any) -> None:
+    assert {t.line.dash for t in views.to_figure("latency", *pair).data} == {"solid"}
+
+
+def test_the_memory_figure_adds_up_to_the_steps(pair: Any) -> None:
+    run = pair[0]
+    figure = views.to_figure("memory", run)
+    drawn = [sum(column) for column in zip(*(t.y for t in figure.data), strict=True)]
+    held = [(s["bytes"]["kv_payload"] + s["bytes"]["fragmentation"]) / 2**20 for s in run.steps]
+    assert drawn == pytest.approx(held)
+
+
+def test_acceptance_bars_are_the_survival(pair: Any) -> None:
+    figure = views.to_figure("acceptance", pair[1])
+    assert list(figure.data[0].y) == pytest.approx(list(pair[1].acceptance["survival"]))
+    assert "Nothing was drafted" in views.to_figure("acceptance", pair[0]).layout.title.text
+
+
+def test_unknown_views_and_missing_runs_say_the_way_out() -> None:
+    with pytest.raises(OptionError, match="Views: memory"):
+        views.to_figure("pages")
+    with pytest.raises(RecordError, match=r"panel\.run"):
+        views.to_table("memory")
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [(0, "0 B"), (999, "999 B"), (1536, "1.5 KiB"), (31 * 2**20, "31 MiB"), (1500 * 2**20, "1.46 GiB")],
+)
+def test_sizes(n: int, text: str) -> None:
+    assert words.size(n) == text
+
+
+def speed(run: Any, value: float) -> Any:
+    return replace(
+        run, metrics=tuple(replace(m, value=value) if m.name == "decode_speed" else m for m in run.metrics)
+    )
+
+
+@pytest.mark.parametrize(("b", "text"), [(210.0, "2.1× faster"), (50.0, "2× slower"), (101.0, "same speed")])
+def test_a_difference_in_words(pair: Any, b: float, text: str) -> None:
+    before, after = speed(pair[0], 100.0), speed(pair[1], b)
+    after = replace(after, memory={"kv_payload": words.kv_in_use(before.memory) * 69 // 100})
+    said = words.delta(before, after, "A")
+    assert said.startswith(f"{text}, 31% less KV memory than A")
+    assert said.endswith("same 12 tokens")
+
+
+def test_texts_that_part_say_where() -> None:
+    assert words.text_agreement([1, 2, 3], [1, 2, 4]) == "text parts at token 3 of 3"
+    assert words.text_agreement([1, 2], [1, 2, 4]) == "same text for 2 tokens"
+
+
+def test_ab_takes_ratios_of_neighbours(pair: Any) -> None:
+    a = tuple(speed(pair[0], v) for v in (10.0, 20.0, 40.0))
+    b = tuple(speed(pair[1], v) for v in (20.0, 30.0, 120.0))
+    ratio = AB(a, b).ratio("decode_speed")
+    assert (ratio.value, ratio.spread, ratio.n) == (2.0, (1.5, 3.0), 3)
+    text = str(AB(a, b).table())
+    assert "2.00× (1.50–3.00)" in text
+    assert json.loads(AB(a, b).figure().to_json())["data"][1]["x"] is not None
+    with pytest.raises(RecordError):
+        AB(a, b[:2])
+
+
+def test_tables_escape_and_align() -> None:
+    table = Table.of(("name", "n"), [("<b>x</b>", 1500), ("y", None)], note="a & b")
+    assert "&lt;b&gt;" in table.to_html()
+    assert "<b>" not in table.to_html()
+    assert "1,500" in table.to_text()
+    assert "a &amp; b" in table.to_html()
+    assert table.to_dicts()[1] == {"name": "y", "n": None}
+
+
+def test_code_forms() -> None:
+    state = PanelState("tiny", Recipe.of("paged", "kivi:bits=2"), "it's; rm -rf", {"temperature": 0.5})
+    cli = as_code(state, "cli")
+    assert "--use kivi:bits=2" in cli
+    assert "'it'\"'\"'s; rm -rf'" in cli  # quoted for a shell
+    assert PanelState.from_json(as_code(state, "json")) == state
+    with pytest.raises(OptionError):
+        as_code(state, "yaml")  # type: ignore[arg-type]
