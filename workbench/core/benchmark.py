@@ -15,7 +15,7 @@ from uuid import uuid4
 import torch
 
 from workbench.core.benchmark_engine import Batch, Decode, IdlePages, Prefill, SharedPrefix
-from workbench.core.benchmark_peers import load_peer_model, peer
+from workbench.core.benchmark_peers import load_peer_model, peer, release
 from workbench.core.benchmark_timing import Timed, interleave, timing_metrics
 from workbench.core.build import build_weights, standalone_engine, weights_key
 from workbench.core.latency import step_phases
@@ -165,6 +165,8 @@ def benchmark_steps(settings: BenchSettings, tell: Tell) -> Generator[None, None
         timed: list[Timed] = []
         for timed in interleave(made, settings.rounds, report):  # noqa: B007 - the last one is used below
             yield
+        if "transformers_cb" in settings.peers:
+            release(peer_model)  # the next cell needs a cache of another size
         metrics += timing_metrics(cell, timed, bench.unit)
         for contestant in made:
             if settings.name == "overhead" and contestant.steps:

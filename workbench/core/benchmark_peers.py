@@ -132,6 +132,11 @@ class ContinuousBatching:
         return Turn(max(end for _, end in spans) - min(start for start, _ in spans), made)
 
 
+def release(model: Any) -> None:
+    """End what a peer keeps running between turns (the thread and the cache of its batching manager)."""
+    model.destroy_cached_continuous_batching_manager()
+
+
 def peer(which: str, bench: str, model: Any, sizes: Mapping[str, Any]) -> Any:
     """The contestant of a peer in a benchmark's cell, or None where it has nothing comparable."""
     if which not in PEERS:

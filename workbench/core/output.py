@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -61,6 +62,24 @@ class Output:
             "prompt_logprobs": {str(k): v for k, v in self.prompt_logprobs.items()},
             "error": self.error,
         }
+
+
+def live_tokens(outputs: Sequence[Output], steps: Sequence[int]) -> list[tuple[int, int]]:
+    """For each engine step: outputs that still run after it, and the tokens whose KV they hold.
+
+    The newest token of an output has no KV yet; an output that ended has given its pages back.
+    """
+    marks = [[t.step for t in out.tokens] for out in outputs]
+    rows = []
+    for step in steps:
+        running = tokens = 0
+        for out, mark in zip(outputs, marks, strict=True):
+            so_far = bisect_right(mark, step)
+            if so_far and (out.finish is None or so_far < len(mark)):
+                running += 1
+                tokens += len(out.prompt_ids) + so_far - 1
+        rows.append((running, tokens))
+    return rows
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:

@@ -38,11 +38,11 @@ def provenance(device: str, profile: str) -> Provenance:
 
 def process_memory(device: str) -> tuple[Metric, ...]:
     """Peak memory of the whole process, to be shown beside the bytes by category, never mixed with them."""
-    out = [Metric("process_peak", _peak_rss(), "B", better="lower", note="resident, since the process began")]
+    out = [Metric("process_peak", _peak_rss(), "B", note="resident, since the process began")]
     if device.startswith("cuda"):
         peak = torch.cuda.max_memory_allocated(device)
         out.append(
-            Metric("device_peak", peak, "B", better="lower", note="allocated, since the process began")
+            Metric("device_peak", peak, "B", note="allocated, since the process began")
         )
     return tuple(out)
 

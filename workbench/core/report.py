@@ -5,18 +5,18 @@ Everything in a run's free-form fields is plain JSON data, so that a stored run 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import uuid4
 
 from workbench.core.latency import latency
-from workbench.core.output import Output
+from workbench.core.output import Output, live_tokens
 from workbench.core.provenance import process_memory, provenance
 from workbench.spec.errors import WorkbenchError
 from workbench.spec.events import JobState, StepEvent
 from workbench.spec.plan import Plan
-from workbench.spec.run import Run, plain
+from workbench.spec.run import Metric, Run, plain
 from workbench.speculative.stats import Acceptance, acceptance
 
 __all__ = ["Collected", "Output", "build_run", "provenance", "step_row"]
@@ -62,7 +62,11 @@ def build_run(
         state="done" if state == "done" else "failed" if state == "failed" else "cancelled",
         prompts=tuple(dict.fromkeys(o.prompt for o in collected.outputs)),
         outputs=tuple(plain(o.to_dict()) for o in collected.outputs),
-        metrics=latency(collected.outputs, collected.steps, collected.submitted) + process_memory(device),
+        metrics=(
+            *latency(collected.outputs, collected.steps, collected.submitted),
+            *kv_per_token(collected.outputs, collected.steps),
+            *process_memory(device),
+        ),
         memory=dict(fullest.bytes) if fullest is not None else dict(memory),
         acceptance=plain(_acceptance(acceptance(drafts, drawn))),
         path=collected.steps[-1].path if collected.steps else (),
@@ -71,6 +75,22 @@ def build_run(
         notes=(*(plan.notes if plan else ()), *collected.notices),
         error=error.to_dict() if error is not None else None,
     )
+
+
+def kv_per_token(outputs: Sequence[Output], steps: Sequence[StepEvent]) -> tuple[Metric, ...]:
+    """Bytes of live KV per token it stands for, at the fullest step that only this job's outputs shared.
+
+    Pages that several outputs share are held once and counted for each: sharing shows as fewer bytes.
+    """
+    best: tuple[int, int] = (0, 0)
+    live = live_tokens(outputs, [s.step for s in steps])
+    for step, (running, tokens) in zip(steps, live, strict=True):
+        if running == step.running and tokens > best[1]:
+            best = (step.bytes.get("kv_payload", 0) + step.bytes.get("kv_meta", 0), tokens)
+    if not best[1]:
+        return ()
+    note = f"payload and metadata, {best[1]} tokens in the cache"
+    return (Metric("kv_bytes_per_token", best[0] / best[1], "B", better="lower", note=note),)
 
 
 def step_row(step: StepEvent) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _MARK = {"better": "▲ better", "worse": "▼ worse", "same": "= same", "change
 _HEADLINES = (
     (("decode_speed", "tpot"), ""),
     (("ttft",), "to the first token"),
-    (("memory_kv",), "KV memory"),
+    (("kv_bytes_per_token", "memory_kv"), "KV memory"),
     (("memory_weights",), "weight memory"),
 )
 _QUALITY = ("kl", "perplexity", "top1", "acceptance_tau")

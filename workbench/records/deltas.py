@@ -22,6 +22,7 @@ ACCEPTANCE = {
     "tokens_per_forward": ("tok", "tokens per sequence and target forward"),
     "alpha": ("", "expected acceptance per drafted token"),
 }
+# Summed: pages in use, with what is known about them.
 _KV = ("kv_payload", "kv_meta")
 # Categories that depend on the size of the pool, not on the technique.
 _NEUTRAL = ("kv_free", "kv_cached")

@@ -11,6 +11,8 @@ from workbench.records.form import number
 from workbench.spec.events import PHASES
 from workbench.spec.run import Run
 
+_MEMORY = ("weights", "kv_payload", "kv_meta", "fragmentation", "kv_cached", "kv_free", "workspace", "draft")
+_COLOURED = (*_MEMORY, *PHASES)
 _SOURCES = {
     "plain": "sampled without a draft",
     "accepted": "drafted and kept",
@@ -19,12 +21,17 @@ _SOURCES = {
 }
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """An HTML table of escaped cells; columns in ``right`` hold numbers."""
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = (), keys: bool = False
+) -> str:
+    """An HTML table of escaped cells; columns in ``right`` hold numbers, ``keys`` shows a name's colour."""
 
     def cells(row: Sequence[str], tag: str) -> str:
+        key = f"<span class=key style='background:var(--{escape(row[0], quote=True)})'></span>"
+        first = key if keys and tag == "td" and row[0] in _COLOURED else ""
         return "".join(
-            f"<{tag}{' class=n' if i in right else ''}>{escape(c)}</{tag}>" for i, c in enumerate(row)
+            f"<{tag}{' class=n' if i in right else ''}>{first if i == 0 else ''}{escape(c)}</{tag}>"
+            for i, c in enumerate(row)
         )
 
     body = "".join(f"<tr>{cells(r, 'td')}</tr>" for r in rows)
@@ -43,7 +50,8 @@ def memory(run: Run) -> str:
     picture = stacked_bar(held, words, "Memory by category")
     kv = {name: value for name, value in held.items() if name != "weights"}
     rest = stacked_bar(kv, words, "Memory by category, without weights") if "weights" in held else ""
-    return f"<h3>Memory</h3>{picture}{rest}{table(('category', 'size', 'bytes', 'tag'), rows, right=(1, 2))}"
+    shown = table(("category", "size", "bytes", "tag"), rows, right=(1, 2), keys=True)
+    return f"<h3>Memory</h3>{picture}{rest}{shown}"
 
 
 def phases(run: Run) -> str:
@@ -58,7 +66,7 @@ def phases(run: Run) -> str:
         spent = sum(r.get(name, 0.0) for r in rows)
         cells.append((name, number(spent), number(spent / len(rows)), f"{spent / total:.1%}", "measured"))
     heads = ("phase", "ms in all", "ms per step", "share", "tag")
-    return f"<h3>Engine steps ({len(rows)})</h3>{picture}{table(heads, cells, right=(1, 2, 3))}"
+    return f"<h3>Engine steps ({len(rows)})</h3>{picture}{table(heads, cells, right=(1, 2, 3), keys=True)}"
 
 
 def acceptance(run: Run) -> str:
@@ -107,9 +115,10 @@ def outputs(run: Run) -> str:
             f"({output.get('cached_tokens', 0)} cached), {len(output.get('token_ids', ()))} tokens, "
             f"ended by {output.get('finish')}"
         )
+        prompt = f"<div class='text'>{escape(str(output.get('prompt', '')))}</div>"
         parts.append(
-            f"<details><summary>Prompt</summary><div class='text'>{escape(str(output.get('prompt', '')))}</div>"
-            f"</details><div class='text'>{_coloured(output)}</div><p class='soft'>{escape(facts)}</p>"
+            f"<details><summary>Prompt</summary>{prompt}</details>"
+            f"<div class='text'>{_coloured(output)}</div><p class='soft'>{escape(facts)}</p>"
         )
         if output.get("error"):
             parts.append(f"<p class='bad'>{escape(str(output['error'].get('message', '')))}</p>")
