@@ -1,7 +1,7 @@
 """A against B, fairly: one session, interleaved runs, ratios of neighbours, with spread.
 
-A and B are run in turn, so that a machine that slows down slows both; each repetition gives one ratio, and what
-is shown is their median with the lowest and the highest.
+A and B are run in turn, so that a machine that slows down slows both; each repetition gives one ratio, and
+what is shown is their median with the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class AB:
             if any(x) or any(y):
                 rows.append((title, _spread(x, unit), _spread(y, unit), _ratio(self.ratio(name)), "measured"))
         exact = "lossy" if "lossy" in (self.a[0].plan.get("kind"), self.b[0].plan.get("kind")) else "exact"
-        note = f"{len(self.a)} interleaved pairs, median (lowest–highest). Text: {self.text}; the recipes are {exact}."
+        pairs = f"{len(self.a)} interleaved pairs, median (lowest–highest)"
+        note = f"{pairs}. Text: {self.text}; the recipes are {exact}."
         header = ("", f"A: {label(self.a[0])}", f"B: {label(self.b[0])}", "B / A", "tag")
         return Table.of(header, rows, note=note)
 
@@ -89,7 +90,7 @@ class AB:
 
 
 def measure(run: Callable[[Recipe], Run], a: Recipe, b: Recipe, repeats: int) -> AB:
-    """Run both recipes ``repeats`` times in turn; the first pair warms up and is left out when there are more."""
+    """Run both ``repeats`` times in turn; a first pair warms up and is left out, but for a single one."""
     left: list[Run] = []
     right: list[Run] = []
     for _ in range(repeats if repeats == 1 else repeats + 1):

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def series(values: Iterable[float | None], *, log: bool = False) -> tuple[list[float | None], int]:
-    """``values`` with None for what cannot be drawn, and how many those are. ``log``: zero and below cannot."""
+    """``values`` with None for what cannot be shown (on a ``log`` axis also 0 and below), and their count."""
     out: list[float | None] = []
     for value in values:
         drawable = value is not None and math.isfinite(value) and not (log and value <= 0)

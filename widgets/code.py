@@ -1,4 +1,4 @@
-"""A panel's state as code: a cell that rebuilds it, a command line, and JSON. What is on screen can be kept."""
+"""A panel's state as code: a cell that rebuilds it, a command line, and JSON."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Controller:
     # -- the recipe -------------------------------------------------------------------------------------
 
     def switch(self, technique: str, on: bool, options: dict[str, Scalar]) -> Any:
-        """Switch a technique on (with options), change its options, or switch it off; returns the live job."""
+        """Switch a technique on (with options), change its options, or switch it off; a live job."""
         with self.lock:
             use = self.recipe.get(technique)
             if on:
@@ -109,7 +109,7 @@ class Controller:
             return self.apply(self.recipe.without(technique))
 
     def apply(self, recipe: Recipe) -> Any:
-        """Put a recipe in place; restarts a run in flight. Raises what ``Session.apply`` raises, and then changes nothing."""
+        """Put a recipe in place; restarts a run in flight. Changes nothing if ``Session.apply`` raises."""
         with self.lock:
             job = self._post(recipe)
             self._show_recipe(self.session.recipe)

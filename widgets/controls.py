@@ -1,7 +1,7 @@
 """The recipe's controls, made from the catalogue: one row per technique, grouped by family.
 
-A row has a switch, a badge (exact, lossy, simulated: word and mark), a gear for its options, and a link to its
-paper. A technique that cannot be switched on is greyed and says what to do instead.
+A row has a switch, a badge (exact, lossy, simulated: word and mark), a gear for its options, and a link to
+its paper. A technique that cannot be switched on is greyed and says what to do instead.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from workbench.spec.technique import Scalar
 from workbench.widgets.options import OptionControl
 
 FAMILIES = {
-    "engine": "Engine", "attention": "Attention", "kv": "KV cache", "speculative": "Drafting", "quant": "Weights",
-    "moe": "Experts", "depth": "Depth", "grammar": "Output",
+    "engine": "Engine", "attention": "Attention", "kv": "KV cache", "speculative": "Drafting",
+    "quant": "Weights", "moe": "Experts", "depth": "Depth", "grammar": "Output",
 }  # fmt: skip
 Switch = Callable[[str, bool, dict[str, Scalar]], None]
 
@@ -126,8 +126,9 @@ def _paper(spec: Any) -> list[Any]:
     if not spec.paper.startswith("https://"):
         return []
     title = html.escape(spec.title, quote=True)
+    address = html.escape(spec.paper, quote=True)
     link = (
-        f'<a class="iwb-paper" href="{html.escape(spec.paper, quote=True)}" target="_blank" rel="noopener noreferrer" '
+        f'<a class="iwb-paper" href="{address}" target="_blank" rel="noopener noreferrer" '
         f'aria-label="source of {title}">paper</a>'
     )
     shown = w.HTML(link)

@@ -1,7 +1,8 @@
 """How figures look: templates, colours with one meaning each, and plotly, imported when it is needed.
 
-``theme``: *auto* is transparent with text that reads on light and dark pages, for notebooks; *light* and *dark*
-bring their own background, for export. Measured is a solid line, predicted a long dash, claimed an open marker.
+``theme``: *auto* is transparent with text that reads on light and dark pages, for notebooks; *light* and
+*dark* bring their own background, for export. Measured is a solid line, predicted a long dash, claimed an
+open marker.
 """
 
 from __future__ import annotations

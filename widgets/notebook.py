@@ -25,8 +25,8 @@ class Parameters:
     """What every notebook takes.
 
     ``model``: a name of the registry or a folder. ``device``: cpu or cuda. ``seed``: of sampling and prompts.
-    ``budget_s``: seconds the slow parts may take. ``profile``: *interactive*; *bench*; *smoke* runs everything
-    once, as short as it goes.
+    ``budget_s``: seconds the slow parts may take. ``profile``: *interactive*; *bench*; *smoke* runs
+    everything once, as short as it goes.
     """
 
     model: str
@@ -42,7 +42,7 @@ class Parameters:
 
     @property
     def repeats(self) -> int:
-        """Repetitions of an A/B measurement that the budget allows for: one for a smoke run, else three to nine."""
+        """Repetitions of an A/B measurement: one in a smoke run, else three to nine, by the budget."""
         return 1 if self.smoke else max(3, min(9, int(self.budget_s // 20)))
 
     def tokens(self, wanted: int) -> int:
@@ -50,7 +50,8 @@ class Parameters:
         return min(wanted, 16) if self.smoke else wanted
 
     def __str__(self) -> str:
-        return f"model={self.model} device={self.device} seed={self.seed} budget_s={self.budget_s:g} profile={self.profile}"
+        where = f"model={self.model} device={self.device} seed={self.seed}"
+        return f"{where} budget_s={self.budget_s:g} profile={self.profile}"
 
 
 def parameters(namespace: Mapping[str, Any]) -> Parameters:

@@ -1,4 +1,4 @@
-"""A panel without a front end: what a saved page, a terminal, or a notebook without the widget packages shows."""
+"""A panel without a front end: on a saved page, in a terminal, or without the widget packages."""
 
 from __future__ import annotations
 

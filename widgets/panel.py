@@ -34,9 +34,10 @@ class Panel:
     """A panel on a session, or on a model for which it opens one (and closes it with itself).
 
     ``session``: a :class:`Session`, or the name of a model. ``recipe``: what is switched on at the start.
-    ``store``: where :meth:`save` puts runs. ``sampling``: :class:`SamplingParams` fields. ``chat``: the prompt is a
-    chat message; by default if the model has a chat template. ``strict``: what goes wrong in a click is also
-    raised, not only shown; by default in tests and in CI. Further keywords go to :class:`Session`.
+    ``store``: where :meth:`save` puts runs. ``sampling``: :class:`SamplingParams` fields. ``chat``: the
+    prompt is a chat message; by default if the model has a chat template. ``strict``: what goes wrong in a
+    click is also raised, not only shown; by default in tests and in CI. Further keywords go to
+    :class:`Session`.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Panel:
 
     @classmethod
     def from_state(cls, state: object, session: Any = None, **options: Any) -> Panel:
-        """The panel of a state (mapping or JSON text), on ``session`` or on a new one for the state's model."""
+        """The panel of a state (mapping or JSON text), on ``session`` or a new one for the state's model."""
         s = PanelState.from_json(state)
         where = {"model": s.model} if session is None else {}
         return cls(
@@ -141,10 +142,11 @@ class Panel:
     # -- actions ----------------------------------------------------------------------------------------
 
     def set(self, technique: str, on: bool = True, /, **options: Scalar) -> Any:
-        """Switch a technique on with options, change its options, or switch it off. Returns the session's live job.
+        """Switch a technique on with options, change its options, or switch it off. Returns the session's
+        live job.
 
-        Raises :class:`PlanError` when it does not fit, :class:`UnknownTechnique`, :class:`OptionError`; nothing is
-        changed then. A run in flight starts again from the prompt on screen.
+        Raises :class:`PlanError` when it does not fit, :class:`UnknownTechnique`, :class:`OptionError`;
+        nothing is changed then. A run in flight starts again from the prompt on screen.
         """
         return self._controller.switch(technique, on, options)
 
@@ -184,7 +186,7 @@ class Panel:
         return pinned
 
     def ab(self, a: Recipe, b: Recipe, *, repeats: int = 3) -> AB:
-        """Measure two recipes on the prompt on screen, in turn, ``repeats`` pairs; the recipe on screen comes back."""
+        """Measure two recipes on the prompt on screen, in turn, ``repeats`` pairs; the old one comes back."""
         before = self.recipe
 
         def once(recipe: Recipe) -> Run:
@@ -229,7 +231,7 @@ class Panel:
     # -- results ----------------------------------------------------------------------------------------
 
     def to_figure(self, view: str = "memory", *, theme: Theme = "auto") -> Any:
-        """A view of the pinned and the latest run as a plotly figure; see :data:`workbench.widgets.views.VIEWS`."""
+        """A view of the pinned and the latest run as a plotly figure; its names: ``views.VIEWS``."""
         return views.to_figure(view, *self._shown_runs(), theme=theme)
 
     def to_table(self, view: str = "latency") -> Table:
@@ -277,7 +279,7 @@ class Panel:
         }
 
     def flush(self, timeout: float = 2.0) -> bool:
-        """Wait until the screen shows everything that happened; False when ``timeout`` seconds passed first."""
+        """Wait until the screen shows all that happened; False when ``timeout`` seconds passed first."""
         self._publisher.mark()  # an event that ends a run is noticed a moment before it is marked
         return self._publisher.flush(timeout)
 

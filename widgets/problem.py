@@ -17,7 +17,7 @@ _MAX_DETAILS = 8000  # characters
 
 @dataclass(frozen=True)
 class Problem:
-    """A failure on screen; ``where`` is what the person did, ``hint`` the way out, ``details`` for copying."""
+    """A failure on screen; ``where``: what was being done, ``hint``: the way out, ``details``: to copy."""
 
     kind: str
     message: str

@@ -1,4 +1,4 @@
-"""One coalescing publisher: many threads say that something changed, one thread shows it, at most 10 times a second.
+"""One coalescing publisher: many threads report changes, one shows the newest, at most 10 times a second.
 
 Traits are set from here only. However fast events arrive, the front end gets the newest picture at a steady
 rate, and whoever reports a change never waits for the front end.

@@ -48,7 +48,7 @@ def text(c: Controller) -> list[list[Any]]:
 
 
 def meters(c: Controller) -> dict[str, Any]:
-    """Memory, time, acceptance, quality and path of the run on screen; of the pinned one, and the difference."""
+    """Memory, time, acceptance, quality and path of the run on screen; the pinned one; the difference."""
     live, last = c.live, c.last
     if live is None:
         return {"tag": "", "phases": list(PHASES), "kind": c.session.plan.kind}
@@ -89,7 +89,7 @@ def pinned(run: Run) -> dict[str, Any]:
 
 
 def quality(c: Controller, last: Run | None) -> list[str]:
-    """What is known of the text's quality: measured metrics, and agreement with the pinned run on one prompt."""
+    """What is known of the text's quality: measured metrics, and agreement with the pinned run."""
     if last is None:
         return []
     out = [f"{m.name} {words.describe(m)}" for m in last.metrics if m.name in ("kl", "ppl", "top1_agreement")]

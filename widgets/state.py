@@ -23,8 +23,8 @@ _SAMPLING = frozenset(f.name for f in fields(SamplingParams))
 class PanelState:
     """One panel's state.
 
-    ``sampling`` holds :class:`SamplingParams` fields that differ from their defaults. ``chat``: the prompt is a
-    message for the model's chat template; otherwise it is continued as it stands. Raises
+    ``sampling`` holds :class:`SamplingParams` fields that differ from their defaults. ``chat``: the prompt is
+    a message for the model's chat template; otherwise it is continued as it stands. Raises
     :class:`SamplingError` for a value out of range.
     """
 

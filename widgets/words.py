@@ -1,7 +1,7 @@
 """Numbers in words: sizes, and how one run compares with another.
 
-A ratio always says of what. Nothing is called faster or smaller within two per cent: a single pair of runs on a
-shared machine cannot tell.
+A ratio always says of what. Nothing is called faster or smaller within two per cent: a single pair of runs on
+a shared machine cannot tell.
 """
 
 from __future__ import annotations

@@ -17,6 +17,9 @@ panel = Panel("tiny", sampling={"max_tokens": 64, "ignore_eos": True})
 panel
 """
 
+FOCUSED = """(e => e.getAttribute("aria-label") || e.textContent.trim() || e.id.split("-").pop())
+(document.activeElement)"""
+
 
 @pytest.fixture
 def panel_page(open_notebook: Callable[..., Any]) -> Any:
@@ -100,11 +103,7 @@ def test_stop_and_keyboard(open_notebook: Callable[..., Any]) -> None:
     reached = []
     for _ in range(6):
         page.keyboard.press("Tab")
-        reached.append(
-            page.evaluate(
-                "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim() || document.activeElement.id.split('-').pop()"
-            )
-        )
+        reached.append(page.evaluate(FOCUSED))
     assert reached == ["temperature", "top_p", "max_tokens", "seed", "▶ Run", "generated text"]
 
     page.get_by_role("tab", name="History").focus()

@@ -1,4 +1,5 @@
-"""A session without a model, for tests of the panel: real jobs, real plans, one worker thread, made-up tokens.
+"""A session without a model, for tests of the panel: real jobs, real plans, one worker thread, made-up
+tokens.
 
 It has the interface of ``workbench.core.session.Session`` as far as a panel uses it. ``apply_seconds`` and
 ``step_seconds`` slow it down; every started run and every applied recipe is written down.
@@ -146,7 +147,7 @@ class FakeSession:
         job.start()
         try:
             state = self._tokens(job)
-        except BaseException as err:  # noqa: BLE001 - as a session does
+        except BaseException as err:
             state = "failed"
             job.fail(err)
         with self._lock:
@@ -174,7 +175,7 @@ class FakeSession:
     def _step(self, job: FakeRequest, at: int, drafting: bool) -> int:
         sources = ("accepted", "corrected") if drafting else ("plain",)
         count = min(len(sources), job.params.max_tokens - at)
-        tokens = tuple(TokenInfo(at + i, at + i, sources[i], at, -0.5) for i in range(count))  # type: ignore[arg-type]
+        tokens = tuple(TokenInfo(at + i, at + i, s, at, -0.5) for i, s in enumerate(sources[:count]))
         text = self.tokenizer.decode([t.id for t in tokens])
         last = at + count >= job.params.max_tokens
         event = RequestEvent(
@@ -183,8 +184,10 @@ class FakeSession:
         draft = DraftRecord(job.request_ids[0], (at, at + 9), (-1, 0), (0,), count, "ngram", "R3")
         kv = 4096 * (at + count)
         step = StepEvent(
-            at, perf_counter(), count, 0, 1, 2 if drafting else 0, 1, 0, {"forward": 1.0, "schedule": 0.1}, 1, 0, 1,
-            {"weights": 1 << 20, "kv_payload": kv, "fragmentation": 512}, (draft,) if drafting else (), (), ("fake",),
+            at, perf_counter(), count, 0, 1, 2 if drafting else 0, 1, 0,
+            {"forward": 1.0, "schedule": 0.1}, 1, 0, 1,
+            {"weights": 1 << 20, "kv_payload": kv, "fragmentation": 512},
+            (draft,) if drafting else (), (), ("fake",),
         )  # fmt: skip
         job.output.take(event)
         job.steps.append(step)

@@ -208,7 +208,7 @@ def test_200_random_toggles_and_cancels_from_four_threads(panel: Any, session: A
                     panel.run()
                 else:
                     panel.stop()
-        except BaseException as err:  # noqa: BLE001
+        except BaseException as err:
             failures.append(err)
 
     threads = [threading.Thread(target=person, args=(i,)) for i in range(4)]

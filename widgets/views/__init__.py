@@ -1,7 +1,7 @@
 """Views: each answers one question about runs, as a plotly figure and as a table.
 
-A view is a module with ``figure(runs, theme)`` and ``table(runs)``, pure functions of finished runs, the latest
-last. A comparison reads the first and the last; the others draw the last.
+A view is a module with ``figure(runs, theme)`` and ``table(runs)``, pure functions of finished runs, the
+latest last. A comparison reads the first and the last; the others draw the last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VIEWS: dict[str, str] = {
 
 
 def to_figure(view: str, *runs: Run, theme: Theme = "auto") -> Any:
-    """The plotly figure of a view. Raises :class:`OptionError` for an unknown view, :class:`MissingExtra` without plotly."""
+    """The plotly figure of a view. Raises :class:`OptionError`, and :class:`MissingExtra` without plotly."""
     return _module(view, runs).figure(runs, theme)
 
 

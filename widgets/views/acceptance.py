@@ -26,7 +26,8 @@ def figure(runs: Sequence[Run], theme: Theme = "auto") -> Any:
     note = clean.note(left_out)
     out = figures.new(title, theme=theme, x="draft position", y="share of drafts accepted", note=note)
     out.add_bar(
-        x=list(range(1, len(survival) + 1)), y=survival, name="accepted", marker={"color": SOURCES["accepted"]},
+        x=list(range(1, len(survival) + 1)), y=survival, name="accepted",
+        marker={"color": SOURCES["accepted"]},
         hovertemplate="position %{x}: %{y:.1%}<extra></extra>",
     )  # fmt: skip
     out.update_yaxes(range=[0, 1], tickformat=".0%")
@@ -43,8 +44,8 @@ def table(runs: Sequence[Run]) -> Table:
         for i, (n, s) in enumerate(zip(a.get("survivors", ()), a.get("survival", ()), strict=False))
     ]
     note = (
-        f"τ {words.number(a.get('tau'))} tokens per verified draft, {a.get('accepted')} of {a.get('drafted')} drafted "
-        f"tokens accepted, {a.get('steps')} drafts (measured)."
+        f"τ {words.number(a.get('tau'))} tokens per verified draft, {a.get('accepted')} of "
+        f"{a.get('drafted')} drafted tokens accepted, {a.get('steps')} drafts (measured)."
         if a
         else "Nothing was drafted: switch on a drafter."
     )

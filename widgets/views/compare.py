@@ -27,7 +27,8 @@ def figure(runs: Sequence[Run], theme: Theme = "auto") -> Any:
         note=clean.note(left_out, log=True),
     )
     out.add_scatter(
-        x=ratios, y=[name for name, _ in rows], mode="markers", marker=figures.marker("measured", B), showlegend=False,
+        x=ratios, y=[name for name, _ in rows], mode="markers",
+        marker=figures.marker("measured", B), showlegend=False,
         hovertemplate="%{y}: %{x:.3g}× of the first<extra></extra>",
     )  # fmt: skip
     out.update_xaxes(type="log")

@@ -1,4 +1,4 @@
-"""How long until the next token? Time between deliveries of a run, and the latency metrics with their spread."""
+"""How long until the next token? Time per step of a run, and the latency metrics with their spread."""
 
 from __future__ import annotations
 

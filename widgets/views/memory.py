@@ -34,7 +34,8 @@ def figure(runs: Sequence[Run], theme: Theme = "auto") -> Any:
         if any(values):
             out.add_scatter(
                 x=[s.get("step") for s in steps], y=values, name=name, stackgroup="kv", mode="lines",
-                line={"color": colour, "width": 1, "shape": "hv"}, hovertemplate=f"{name}: %{{y:.3g}} MiB<extra></extra>",
+                line={"color": colour, "width": 1, "shape": "hv"},
+                hovertemplate=f"{name}: %{{y:.3g}} MiB<extra></extra>",
             )  # fmt: skip
     if left_out:
         figures.add_note(out, clean.note(left_out))

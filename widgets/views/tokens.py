@@ -23,7 +23,8 @@ def figure(runs: Sequence[Run], theme: Theme = "auto") -> Any:
         if mine:
             scores, _ = clean.series([t.get("logprob") for _, t in mine])
             out.add_scatter(
-                x=[i for i, _ in mine], y=[t["step"] - first + 1 for _, t in mine], mode="markers", name=source,
+                x=[i for i, _ in mine], y=[t["step"] - first + 1 for _, t in mine],
+                mode="markers", name=source,
                 marker={"color": colour, "symbol": _SYMBOLS[source], "size": 7}, customdata=scores,
                 hovertemplate=source + ", step %{y}, log-probability %{customdata:.3g}<extra></extra>",
             )  # fmt: skip
