@@ -92,7 +92,7 @@ def run(
     }
     with Meter("loading the model") as meter, Session(model, wanted, **where) as session:
         made, interrupted = _generate(session, text, chat, params, meter, stream=not json)
-        saved, trouble = _keep(made) if save else (False, "")
+        saved, trouble = keep(made) if save else (False, "")
     show(made, saved, trouble, json)
     if interrupted or made.state == "cancelled":
         raise typer.Exit(CANCELLED)
@@ -190,7 +190,7 @@ def _pump(job: RequestJob, arrivals: queue.SimpleQueue[RequestEvent], meter: Met
             print(event.text, end="", flush=True)
 
 
-def _keep(made: Run) -> tuple[bool, str]:
+def keep(made: Run) -> tuple[bool, str]:
     """Put the run into the store; a store that cannot be written never costs the result."""
     from workbench.records.store import RunStore
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from workbench.cli import catalogue, generate, launch, stored
+from workbench.cli import catalogue, generate, launch, measuring, stored
 from workbench.cli.failure import report
 from workbench.cli.output import only_json
 from workbench.spec.errors import Cancelled
@@ -29,8 +29,8 @@ app = typer.Typer(
 )
 
 
-def _interrupted_is_cancelled(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn Ctrl-C into a typed error before the library turns it into a bare exit status."""
+def _guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Handle what the library would make a bare exit status: Ctrl-C, and a reader that left, as ``head``."""
 
     @functools.wraps(command)
     def guarded(*args: Any, **kwargs: Any) -> None:
@@ -38,8 +38,16 @@ def _interrupted_is_cancelled(command: Callable[..., None]) -> Callable[..., Non
             command(*args, **kwargs)
         except KeyboardInterrupt:
             raise Cancelled("The command was interrupted.", hint="Nothing is left running.") from None
+        except BrokenPipeError:
+            _forget_stdout()
 
     return guarded
+
+
+def _forget_stdout() -> None:
+    """Let what is still buffered go nowhere, so that the interpreter's own flush at exit does not fail."""
+    if sys.__stdout__ is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
 
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -47,6 +55,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": catalogue.list_techniques,
     "plan": catalogue.plan_recipe,
     "run": generate.run,
+    "measure": measuring.measure,
     "runs": stored.list_runs,
     "compare": stored.compare_runs,
     "export": stored.export_runs,
@@ -56,7 +65,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 for name, command in COMMANDS.items():
     settings = PASS_ON if name == "lab" else {}
-    app.command(name, context_settings=settings)(_interrupted_is_cancelled(command))
+    app.command(name, context_settings=settings)(_guarded(command))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,12 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with only_json(as_json):
         try:
             status = typer.main.get_command(app).main(given, prog_name="workbench", standalone_mode=False)
-            sys.stdout.flush()
-        except BrokenPipeError:  # the reader of a pipe has left, as `head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         except Exception as error:
-            return report(error, as_json)
+            try:
+                return report(error, as_json)
+            except BrokenPipeError:
+                _forget_stdout()
+                return 1
     return status if isinstance(status, int) else 0
 
 

@@ -126,7 +126,7 @@ class Meter:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets, so that work ends where it is safe; the second interrupts at once."""
+    """An event that the first Ctrl-C sets, so that work ends where it is safe; the second ends it at once."""
     wanted = threading.Event()
 
     def on_interrupt(*_: object) -> None:

@@ -54,8 +54,7 @@ def compare_runs(runs: Ids, json: o.Json = False) -> None:
     found = load_runs(runs)
     made = [compare(found[0], other) for other in found[1:]]
     if json:
-        rows = [{"run": r.id, "rows": c.to_rows()} for r, c in zip(found[1:], made, strict=True)]
-        print_json({"base": found[0].id, "comparisons": rows})
+        print_json({"base": found[0].id, "comparisons": [c.to_dict() for c in made]})
         return
     for comparison in made:
         print(comparison.to_text())

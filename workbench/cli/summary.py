@@ -66,7 +66,8 @@ def metric_row(m: Metric) -> tuple[str, ...]:
     """Name, value with unit, tag, spread, remark."""
     spread = f"{m.spread[0]:.4g} … {m.spread[1]:.4g}, n={m.n}" if m.spread and m.n > 1 else ""
     remark = "; ".join(filter(None, (f"of {m.of}" if m.of else "", m.note)))
-    return m.name, f"{m.value:.4g} {m.unit}".strip(), m.tag, spread, remark
+    value = size(m.value) if m.unit == "B" else f"{m.value:.4g} {m.unit}".strip()
+    return m.name, value, m.tag, spread, remark
 
 
 def memory_rows(memory: Mapping[str, int]) -> list[tuple[str, ...]]:
