@@ -172,7 +172,7 @@ def _scalar(text: str) -> Scalar:
     """A command-line value: JSON literal if it is one, else text."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, bool | int | float | str) else text
 
@@ -182,5 +182,5 @@ def _loads(text: str | bytes) -> object:
         raise RecipeError(f"The recipe is {len(text):,} bytes long; at most {MAX_RECIPE_BYTES:,} are read.")
     try:
         return json.loads(text)
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise RecipeError(f"The recipe is not JSON: {err}.") from None
