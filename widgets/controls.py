@@ -20,6 +20,7 @@ FAMILIES = {
     "engine": "Engine", "attention": "Attention", "kv": "KV cache", "speculative": "Drafting",
     "quant": "Weights", "moe": "Experts", "depth": "Depth", "grammar": "Output",
 }  # fmt: skip
+_OWN = "own recipe"
 Switch = Callable[[str, bool, dict[str, Scalar]], None]
 
 
@@ -70,10 +71,18 @@ class Row:
 
 
 class Controls:
-    """All rows, with a search field, undo and redo."""
+    """All rows, with presets, a search field, undo and redo."""
 
     def __init__(
-        self, techniques: Sequence[Any], title: str, detail: str, switch: Switch, undo: Callable[[bool], None]
+        self,
+        techniques: Sequence[Any],
+        title: str,
+        detail: str,
+        *,
+        presets: Mapping[str, Recipe],
+        switch: Switch,
+        apply: Callable[[Recipe], None],
+        undo: Callable[[bool], None],
     ) -> None:
         self.rows = {t.spec.id: Row(t, switch) for t in techniques}
         head, sub = w.Label(title), w.Label(detail)
@@ -83,22 +92,36 @@ class Controls:
         self.redo = w.Button(description="redo", icon="repeat", tooltip="Ahead again")
         self.undo.on_click(lambda _: undo(False))
         self.redo.on_click(lambda _: undo(True))
+        self._presets = dict(presets)
+        self._apply = apply
+        self.preset = w.Dropdown(options=[_OWN, *presets], value=_OWN, layout={"width": "100%"})
+        self.preset.add_class("iwb-preset")
+        self.preset.tooltip = "A recipe to start from"
+        self.preset.observe(self._chosen, "value")
         self.search = w.Text(
             placeholder="search techniques", continuous_update=True, layout={"width": "100%"}
         )
         self.search.observe(self._filter, "value")
         buttons = w.HBox([self.undo, self.redo])
         buttons.add_class("iwb-bar-buttons")
-        self.widget = w.VBox([head, sub, buttons, self.search, *self._families()])
+        self.widget = w.VBox([head, sub, self.preset, buttons, self.search, *self._families()])
         self.widget.add_class("iwb-controls")
 
     def show(self, recipe: Recipe, remedies: Mapping[str, str], can_undo: bool, can_redo: bool) -> None:
         """Show a recipe."""
         for row in self.rows.values():
             row.show(recipe, remedies.get(row.id, ""))
+        name = next((n for n, r in self._presets.items() if r.key == recipe.key), _OWN)
+        if self.preset.value != name:
+            self.preset.value = name
         for button, able in ((self.undo, can_undo), (self.redo, can_redo)):
             if button.disabled == able:
                 button.disabled = not able
+
+    def _chosen(self, change: Mapping[str, Any]) -> None:
+        recipe = self._presets.get(str(change["new"]))
+        if recipe is not None:
+            self._apply(recipe)
 
     def _families(self) -> list[Any]:
         out: list[Any] = []

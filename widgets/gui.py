@@ -7,10 +7,12 @@ from typing import Any
 
 import ipywidgets as w
 
+from workbench.spec.recipe import Recipe
 from workbench.widgets import snapshot
 from workbench.widgets.controller import Controller
 from workbench.widgets.controls import Controls, Switch
 from workbench.widgets.live import Live
+from workbench.widgets.presets import presets
 
 
 class Gui:
@@ -22,13 +24,22 @@ class Gui:
         techniques: Sequence[Any],
         *,
         switch: Switch,
+        apply: Callable[[Recipe], None],
         undo: Callable[[bool], None],
         action: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._controller = controller
         plan = controller.session.plan
         detail = f"{plan.dtype} on {plan.device}, {plan.numerics} numerics"
-        self.controls = Controls(techniques, controller.state.model, detail, switch, undo)
+        self.controls = Controls(
+            techniques,
+            controller.state.model,
+            detail,
+            presets=presets(),
+            switch=switch,
+            apply=apply,
+            undo=undo,
+        )
         self.live = Live(action)
         grid = w.Box([self.controls.widget, self.live])
         grid.add_class("iwb-grid")

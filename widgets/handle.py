@@ -59,6 +59,9 @@ class PanelRun:
             raise Cancelled("The run was stopped before it began.")
         return self.run
 
+    def __repr__(self) -> str:
+        return f"<run: {self.state}, {len(self.text)} characters>"
+
     # -- called by the controller -------------------------------------------------------------------
 
     def follow(self, job: Any) -> None:

@@ -262,6 +262,7 @@ class Panel:
                 self._controller,
                 catalog.all_techniques(),
                 switch=self._switch,
+                apply=self._choose,
                 undo=self._undo,
                 action=self._act,
             )
@@ -312,6 +313,11 @@ class Panel:
                 return  # options of a technique that is off are shown, not kept
             if bool(use) != on or options:
                 self.set(technique, on, **options)
+
+    def _choose(self, recipe: Recipe) -> None:
+        with self._guard("choosing a preset"), self._controller.lock:
+            if recipe.key != self.recipe.key:
+                self.apply(recipe)
 
     def _undo(self, forward: bool) -> None:
         with self._guard("redo" if forward else "undo"):

@@ -82,6 +82,22 @@ def test_a_recipe_that_does_not_fit_changes_nothing(panel: Any) -> None:
     assert panel.recipe == Recipe.of("kivi")
 
 
+def test_a_preset_is_applied_and_named(panel: Any) -> None:
+    menu = panel._gui.controls.preset
+    assert menu.value == "plain"
+    together = next(o for o in menu.options if o.startswith("together"))
+    menu.value = together
+    assert panel.recipe == Recipe.of("paged", "kivi", "ngram")
+    panel.set("kivi", False)
+    panel.set("ngram", k=3)
+    assert panel.flush()
+    assert menu.value == "own recipe"
+    panel.undo()
+    panel.undo()
+    assert panel.flush()
+    assert menu.value == together
+
+
 def test_undo_and_redo(panel: Any) -> None:
     panel.set("paged")
     panel.set("ngram")
