@@ -1,0 +1,63 @@
+"""The catalogue and normalised recipes."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.core import catalog
+from workbench.spec.errors import OptionError, RecipeError, UnknownTechnique
+from workbench.spec.recipe import Recipe, Use
+
+
+@pytest.mark.parametrize("technique_id", list(catalog.MODULES))
+def test_every_entry_loads_under_its_own_name(technique_id):
+    technique = catalog.get(technique_id)
+    assert technique.id == technique_id == catalog.MODULES[technique_id].rpartition(".")[2]
+    assert technique.configure({}) == technique.config()
+    for option in technique.options:
+        assert option.check(option.default, technique_id) == option.default
+        assert option.help
+
+
+def test_an_unknown_id_names_the_close_ones():
+    with pytest.raises(UnknownTechnique, match="kivi"):
+        catalog.get("kivy")
+    with pytest.raises(UnknownTechnique, match="Known: paged"):
+        catalog.get("zzzzzz")
+
+
+@pytest.mark.parametrize(
+    ("use", "named"),
+    [
+        ("kivi:bits=3", "bits = 3"),
+        ("kivi:depth=1", "depth"),
+        ("ngram:k=0", "k = 0"),
+        ("ngram:k=2.5", "k = 2.5"),
+        ("ngram:k=true", "k = True"),
+        ("ngram:k=many", "k = 'many'"),
+        ("verify:rule=r9", "rule = 'r9'"),
+        ("chunked_prefill:budget=1e999", "budget"),
+    ],
+)
+def test_bad_options_are_named_with_the_way_out(use, named):
+    with pytest.raises(OptionError) as err:
+        catalog.normalise(Recipe.of(use))
+    assert named in str(err.value)
+    assert catalog.check_options(Use.parse(use)) == str(err.value)
+
+
+def test_recipes_that_mean_the_same_become_equal():
+    kivi = catalog.get("kivi")
+    defaults = {o.name: o.default for o in kivi.options}
+    spelled = Recipe((Use.of("kivi", **defaults), Use.of("ngram", k=4.0)))
+    short = Recipe.of("kivi", "ngram:k=4")
+    assert catalog.normalise(spelled) == catalog.normalise(short)
+    assert catalog.normalise(spelled).key == catalog.normalise(short).key
+    assert catalog.normalise(spelled).to_json() == [{"id": "kivi"}, {"id": "ngram", "k": 4}]
+    assert catalog.normalise(catalog.normalise(spelled)) == catalog.normalise(spelled)
+
+
+@pytest.mark.parametrize("recipe", ["paged", None, 5, ["paged"], {"uses": []}])
+def test_what_is_no_recipe_is_refused(recipe):
+    with pytest.raises(RecipeError):
+        catalog.normalise(recipe)
