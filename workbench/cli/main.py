@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from workbench.cli import catalogue, generate, launch, measuring, stored
+from workbench.cli import benching, catalogue, generate, launch, measuring, stored
 from workbench.cli.failure import report
 from workbench.cli.output import only_json
 from workbench.spec.errors import Cancelled
@@ -56,6 +56,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": catalogue.plan_recipe,
     "run": generate.run,
     "measure": measuring.measure,
+    "bench": benching.bench,
     "runs": stored.list_runs,
     "compare": stored.compare_runs,
     "export": stored.export_runs,
