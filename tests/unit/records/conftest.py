@@ -41,7 +41,8 @@ def _step(i: int) -> dict[str, Any]:
 def _output(tokens: list[int], prompt: str) -> dict[str, Any]:
     infos = [
         {
-            "id": t, "position": 7 + i, "source": ("plain", "accepted", "corrected", "bonus")[i % 4], "step": i + 1,
+            "id": t, "position": 7 + i, "step": i + 1,
+            "source": ("plain", "accepted", "corrected", "bonus")[i % 4],
             "logprob": -0.5 - i / 16, "top_logprobs": [[t, -0.5 - i / 16], [t + 1, -1.5 - i / 16]],
         }
         for i, t in enumerate(tokens)
@@ -90,7 +91,8 @@ def make_run() -> Callable[..., Run]:
             path=("attention:torch-pages",),
             steps=tuple(_step(i) for i in range(steps)),
             provenance=Provenance(
-                workbench="0.1.0", python="3.11", torch="2.13.0", platform="Linux", cpu="a processor", device="cpu",
+                workbench="0.1.0", python="3.11", torch="2.13.0", platform="Linux", device="cpu",
+                cpu="a processor",
                 threads=2, profile="bench", created="2026-01-02T03:04:05+00:00", versions={"numpy": "2"},
                 environment={"OMP_NUM_THREADS": "2"},
             ),

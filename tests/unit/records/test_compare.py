@@ -61,7 +61,7 @@ def test_every_shared_number_and_nothing_else_is_compared(make_run: Make) -> Non
     assert [d.name for d in compare(a, b).deltas] == [
         "decode_speed", "ttft", "memory_weights", "acceptance_tau", "acceptance_rate",
     ]  # fmt: skip
-    assert [r["name"] for r in compare(a, b).to_rows()][0] == "decode_speed"
+    assert compare(a, b).to_rows()[0]["name"] == "decode_speed"
 
 
 def test_the_headline_says_what_people_ask_first(make_run: Make) -> None:
