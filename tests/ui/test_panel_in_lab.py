@@ -33,8 +33,10 @@ def wait_state(page: Any, state: str) -> None:
 
 
 def run_to_the_end(page: Any) -> None:
+    """Press Run; the recipe on screen produces all its tokens."""
     page.get_by_role("button", name="Run", exact=True).click()
-    page.wait_for_function("document.querySelectorAll('.iwb-text .iwb-tok').length >= 60", timeout=SLOW)
+    page.locator(".iwb-stale").wait_for(state="hidden", timeout=SLOW)
+    page.locator(".iwb-count").filter(has_text="64 / 64 tokens").wait_for(timeout=SLOW)
     wait_state(page, "idle")
 
 
