@@ -63,6 +63,13 @@ float32 arithmetic, windows of 1,024 tokens, cut at documents.
 |---|---|---|---|---|
 {scores}
 
+## What it cannot do
+
+Greedy continuations soon run in circles, so the acceptance of prompt lookup on them measures loops as much
+as copying. A passage costs it less the second time, but asked to repeat one it does not: answers to
+`copy_heavy` prompts have the form of an answer, not its content. Nothing shows that it profits from more
+than about 1,024 tokens of context.
+
 ## Training
 
 {steps:,} steps of {batch:,} tokens, {tokens:.2f} M in all, from a stream of {train_tokens:.2f} M tokens.

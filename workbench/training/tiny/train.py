@@ -73,8 +73,9 @@ def build(config: LlamaConfig, settings: Settings) -> tuple[LlamaForCausalLM, li
     """A freshly initialised float32 model and its optimizers.
 
     Muon for the matrices of the layers (Jordan et al. 2024; updates scaled to the size of
-    AdamW's, so that both share one learning rate): at equal held-out loss it needed less
-    than half of AdamW's steps here. AdamW without decay for the embedding and the norms.
+    AdamW's, so that both share one learning rate): in the first 400 steps of one seed it
+    reached AdamW's held-out loss in less than half of the steps. AdamW without decay for
+    the embedding and the norms.
     """
     torch.manual_seed(settings.seed)
     model = LlamaForCausalLM(config)
