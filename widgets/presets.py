@@ -7,10 +7,10 @@ from workbench.spec.recipe import Recipe
 
 _PRESETS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "serving: pages, shared prefixes, chunks": ("paged", "prefix_cache", "chunked_prefill"),
-    "less memory: pages and 4-bit KV": ("paged", "kivi"),
-    "fewer steps: pages and n-gram drafts": ("paged", "ngram"),
-    "together: pages, 4-bit KV, n-gram drafts": ("paged", "kivi", "ngram"),
+    "serving: pages, prefixes, chunks": ("paged", "prefix_cache", "chunked_prefill"),
+    "memory: pages, 4-bit KV": ("paged", "kivi"),
+    "speed: pages, n-gram drafts": ("paged", "ngram"),
+    "together: pages, 4-bit KV, drafts": ("paged", "kivi", "ngram"),
 }
 
 

@@ -39,9 +39,11 @@ def table(runs: Sequence[Run]) -> Table:
     """One row per draft position."""
     a = runs[-1].acceptance
     conditional = list(a.get("conditional", ()))
+    survivors = list(a.get("survivors", ()))
+    last = next((i for i, n in enumerate(survivors) if not n), len(survivors)) + 1  # zeros follow a zero
     rows = [
         (i + 1, n, s, conditional[i] if i < len(conditional) else None)
-        for i, (n, s) in enumerate(zip(a.get("survivors", ()), a.get("survival", ()), strict=False))
+        for i, (n, s) in enumerate(zip(survivors[:last], a.get("survival", ()), strict=False))
     ]
     note = (
         f"τ {words.number(a.get('tau'))} tokens per verified draft, {a.get('accepted')} of "
