@@ -77,14 +77,14 @@ class EngineState:
                 emit(event)
             emit(step)
         for job in [j for j in self.jobs if j.complete]:
-            self.jobs.remove(job)
             job.close(engine, "done")
+            self.jobs.remove(job)
 
     def _add_and_cancel(self, engine: Engine, plan: Plan) -> None:
         for job in list(self.jobs):
             if job.token():
-                self.jobs.remove(job)
                 job.close(engine, "cancelled")
+                self.jobs.remove(job)  # only now: if closing fails, the job must still be found and ended
             elif not job.added:
                 try:
                     job.add_to(engine, plan)
@@ -115,9 +115,12 @@ class EngineState:
 
     def supersede(self) -> None:
         """The recipe changes: running requests end with what they have."""
-        jobs, self.jobs = self.jobs, []
-        for job in jobs:
-            job.close(self.engine, "superseded")
+        try:
+            while self.jobs:
+                self.jobs[0].close(self.engine, "superseded")
+                del self.jobs[0]
+        except BaseException as err:
+            self.fail_all(err)
 
     def fail_all(self, error: BaseException) -> None:
         """An exception inside a step: every running job ends with it, the next run starts clean."""
