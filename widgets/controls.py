@@ -29,14 +29,11 @@ class Row:
 
     def __init__(self, technique: Any, switch: Switch) -> None:
         spec = technique.spec
-        self.id, self.spec = spec.id, spec
+        self.id, self.spec, self._switch = spec.id, spec, switch
         self.on = w.Checkbox(value=False, description=spec.title, indent=False, tooltip=spec.summary)
         self.on.observe(lambda change: switch(self.id, bool(change["new"]), {}), "value")
         badge = w.HTML(f'<span class="iwb-badge iwb-badge-{spec.kind}">{html.escape(spec.kind)}</span>')
-        self.options = {
-            o.name: OptionControl(o, lambda v, name=o.name: switch(self.id, True, {name: v}))
-            for o in technique.options
-        }
+        self.options = {o.name: OptionControl(o, self._setter(o.name)) for o in technique.options}
         self.gear = w.ToggleButton(value=False, icon="gear", tooltip=f"Options of {spec.title}")
         self.gear.observe(self._unfold, "value")
         self.gear.add_class("iwb-gear")
@@ -65,6 +62,9 @@ class Row:
         if self.remedy.value != remedy:
             self.remedy.value = remedy
             self.remedy.layout.display = None if remedy else "none"
+
+    def _setter(self, option: str) -> Callable[[Scalar], None]:
+        return lambda value: self._switch(self.id, True, {option: value})
 
     def _unfold(self, change: Mapping[str, Any]) -> None:
         self.box.layout.display = None if change["new"] else "none"

@@ -86,9 +86,15 @@ class Panel:
     def from_state(cls, state: object, session: Any = None, **options: Any) -> Panel:
         """The panel of a state (mapping or JSON text), on ``session`` or a new one for the state's model."""
         s = PanelState.from_json(state)
-        where = {"model": s.model} if session is None else {}
+        name = s.model if session is None else ""
         return cls(
-            session, recipe=s.recipe, prompt=s.prompt, sampling=s.sampling, chat=s.chat, **where, **options
+            session,
+            model=name,
+            recipe=s.recipe,
+            prompt=s.prompt,
+            sampling=s.sampling,
+            chat=s.chat,
+            **options,
         )
 
     @property

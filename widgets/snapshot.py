@@ -70,11 +70,16 @@ def meters(c: Controller) -> dict[str, Any]:
         "tag": f"measured on {c.session.plan.device}, {c.session.plan.numerics}, {c.session.profile} profile",
         "quality": quality(c, last) if finished else [],
         "pinned": pinned(c.pinned) if c.pinned is not None else None,
-        "delta": words.delta(c.pinned, last, f"A ({memory.label(c.pinned)})")
-        if finished and c.pinned is not None and last is not c.pinned
-        else "",
+        "delta": _delta(c.pinned, last) if finished else "",
     }
-    return clean.plain(out)
+    shown: dict[str, Any] = clean.plain(out)
+    return shown
+
+
+def _delta(a: Run | None, b: Run | None) -> str:
+    if a is None or b is None or a is b:
+        return ""
+    return words.delta(a, b, f"A ({memory.label(a)})")
 
 
 def pinned(run: Run) -> dict[str, Any]:
