@@ -84,6 +84,7 @@ class Session:
         self._lock = threading.Condition()
         self._inbox: deque[RequestJob] = deque()
         self._applying: Job | None = None
+        self._replaced: list[Job] = []  # recipes that a newer one overtook; the worker tells so
         self._tasks: deque[tuple[Job, Task]] = deque()
         self._closed = False
         if threads is not None:
@@ -202,9 +203,7 @@ class Session:
     def cancel_all(self) -> None:
         """Stop everything that is queued or running; partial results are kept."""
         with self._lock:
-            jobs: list[Job] = [*self._inbox, *self._state.jobs, *(j for j, _ in self._tasks)]
-            if self._closed and self._applying is not None:
-                jobs.append(self._applying)
+            jobs = [*self._inbox, *self._state.jobs, *(j for j, _ in self._tasks)]
             self._lock.notify_all()
         for job in jobs:
             job.cancel()
@@ -227,7 +226,10 @@ class Session:
         """Cancel everything, end the worker, free the model and the cache. Closing twice is fine."""
         with self._lock:
             self._closed = True
+            applying = self._applying
             self._lock.notify_all()
+        if applying is not None:
+            applying.cancel()  # building weights stops between layers
         self.cancel_all()
         if self._worker is not threading.current_thread():
             self._worker.join(10.0)
@@ -244,12 +246,11 @@ class Session:
         job = Job("live", str(new.recipe), self._emit)
         with self._lock:
             self._check_open()
-            older, self._applying = self._applying, job
-            self._plan = new
+            if self._applying is not None:
+                self._applying.cancel()
+                self._replaced.append(self._applying)
+            self._applying, self._plan = job, new
             self._lock.notify_all()
-        if older is not None:
-            older.cancel()
-            older.finish(None, "superseded")
         return job
 
     def _work(self) -> None:
@@ -260,11 +261,14 @@ class Session:
                 if self._closed:
                     break
                 applying, wanted = self._applying, self._plan
+                replaced, self._replaced = self._replaced, []
                 arrived, self._inbox = list(self._inbox), deque()
                 if applying is None:
                     self._state.jobs.extend(arrived)
                 else:
                     self._inbox.extendleft(reversed(arrived))
+            for job in replaced:
+                job.finish(None, "superseded")
             try:
                 if applying is not None:
                     self._apply(applying, wanted)
@@ -278,7 +282,7 @@ class Session:
         self._shut()
 
     def _has_work(self) -> bool:
-        return bool(self._applying or self._inbox or self._state.jobs or self._tasks)
+        return bool(self._applying or self._replaced or self._inbox or self._state.jobs or self._tasks)
 
     def _apply(self, job: Job, wanted: Plan) -> None:
         try:
@@ -286,13 +290,19 @@ class Session:
             self._state.supersede()
             with torch.inference_mode():
                 self._state.rebuild(wanted, lambda f, what: job.progress(f, 1.0, "", what), job.token)
-            job.finish(wanted)
-        except BaseException as err:
-            job.fail(err)
-            self._state.broken = job.error
             with self._lock:
-                if self._plan is wanted and self._state.plan is not None:
+                newest = self._applying is job
+            job.finish(wanted if newest else None, "done" if newest else "superseded")
+        except BaseException as err:
+            with self._lock:
+                newest = self._applying is job
+                if newest and self._state.plan is not None:
                     self._plan = self._state.plan
+            if newest:
+                job.fail(err)
+                self._state.broken = job.error
+            else:
+                job.finish(None, "superseded")
         finally:
             with self._lock:
                 if self._applying is job:
@@ -308,11 +318,14 @@ class Session:
         closed = SessionClosed("The session was closed.", hint="Open a new one.")
         for job in [*self._inbox, *self._state.jobs, *(j for j, _ in self._tasks)]:
             job.fail(closed)
+        for replaced in self._replaced:
+            replaced.finish(None, "superseded")
         if self._applying is not None:
             self._applying.fail(closed)
         self._state.free()
         with self._lock:  # whoever waits for idleness waits no longer
             self._applying = None
+            self._replaced.clear()
             self._inbox.clear()
             self._tasks.clear()
             self._lock.notify_all()
