@@ -167,7 +167,8 @@ def _generate(
     except KeyboardInterrupt:
         interrupted = True
         job.cancel()
-        job.wait(30.0)
+        # A running job ends within a step; one that waits for the model has nothing to keep.
+        job.wait(30.0 if job.state == "running" else 0.5)
     if stream and params.n == 1:
         print(flush=True)
     if job.error is not None:

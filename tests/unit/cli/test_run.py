@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from workbench.cli import generate
+from workbench.spec.errors import Cancelled
 
 Command = Callable[..., Any]
 ASK = ("run", "--model", "tiny", "--raw", "--prompt", "def add(a, b):", "--max-tokens", "12")
@@ -154,6 +156,28 @@ def test_interrupt_keeps_the_partial_run_marked_cancelled(
     run = done.json
     assert run["state"] == "cancelled" and run["outputs"][0]["finish"] == "abort"
     assert 1 <= len(run["token_ids"]) < 1500 and run["saved"]
+
+
+def test_interrupt_while_the_model_loads_stops_the_loading(
+    workbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, stopped = threading.Event(), threading.Event()
+
+    def endless(plan: Any, source: Any, progress: Any = None, cancel: Any = None) -> Any:
+        loading.set()
+        while not cancel():
+            time.sleep(0.001)
+        stopped.set()
+        raise Cancelled("Building was cancelled.")
+
+    def interrupted(*_: Any) -> None:
+        loading.wait(30)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("workbench.core.state.build_weights", endless)
+    monkeypatch.setattr(generate, "_pump", interrupted)
+    done = workbench(*ASK, "--json")
+    assert done.status == 130 and done.json["error"] == "Cancelled" and stopped.is_set()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
