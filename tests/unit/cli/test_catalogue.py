@@ -11,6 +11,7 @@ import pytest
 
 from workbench.cli.catalogue import option_range
 from workbench.core import catalog
+from workbench.core.plan import pair_recipe
 
 Command = Callable[..., Any]
 
@@ -65,6 +66,18 @@ def test_plan_says_what_was_negotiated(workbench: Command) -> None:
     assert made["recipe"] == [{"id": "paged"}, {"id": "kivi", "bits": 2}]
     assert made["kind"] == "lossy" and made["page_size"] in (32, 64, 128)
     assert "page size" in workbench("plan", "--model", "tiny", "-u", "paged").out
+
+
+@pytest.mark.parametrize("id", list(catalog.MODULES))
+def test_every_technique_can_be_planned_by_name(workbench: Command, id: str) -> None:
+    """Alone, or with what the remedy asks for."""
+    uses = [x for use in pair_recipe(id) for x in ("-u", use.to_text())]
+    done = workbench("plan", "--model", "tiny", *uses, "--json")
+    assert done.status == 0 and {"id": id} in done.json["plan"]["recipe"]
+    assert done.json["plan"]["kind"] == catalog.get(id).spec.kind
+    alone = workbench("plan", "--model", "tiny", "-u", id, "--json")
+    assert alone.status == (2 if len(pair_recipe(id)) > 1 else 0)
+    assert bool(alone.json.get("hint")) == (alone.status == 2)
 
 
 def test_conflicts_end_with_status_2_and_remedies(workbench: Command) -> None:
