@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets as w
 
-from workbench.spec.recipe import Recipe
 from workbench.widgets import snapshot
+from workbench.widgets.clicks import Clicks
 from workbench.widgets.controller import Controller
-from workbench.widgets.controls import Controls, Switch
+from workbench.widgets.controls import Controls
 from workbench.widgets.live import Live
 from workbench.widgets.presets import presets
 
@@ -22,11 +22,7 @@ class Gui:
         self,
         controller: Controller,
         techniques: Sequence[Any],
-        *,
-        switch: Switch,
-        apply: Callable[[Recipe], None],
-        undo: Callable[[bool], None],
-        action: Callable[[Mapping[str, Any]], None],
+        clicks: Clicks,
     ) -> None:
         self._controller = controller
         plan = controller.session.plan
@@ -36,11 +32,11 @@ class Gui:
             controller.state.model,
             detail,
             presets=presets(),
-            switch=switch,
-            apply=apply,
-            undo=undo,
+            switch=clicks.switch,
+            apply=clicks.choose,
+            undo=clicks.undo,
         )
-        self.live = Live(action)
+        self.live = Live(clicks.act)
         grid = w.Box([self.controls.widget, self.live])
         grid.add_class("iwb-grid")
         self.widget = w.Box([grid])

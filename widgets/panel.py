@@ -7,8 +7,7 @@ what the Run button does, so that a notebook executed without a browser runs the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from workbench.spec.run import Run
 from workbench.spec.technique import Scalar
 from workbench.widgets import page, views
 from workbench.widgets.ab import AB, measure
+from workbench.widgets.clicks import Clicks
 from workbench.widgets.code import Form, as_code
 from workbench.widgets.controller import Controller
 from workbench.widgets.handle import PanelRun
@@ -139,6 +139,11 @@ class Panel:
     def busy(self) -> bool:
         """Something was asked for that has not happened yet."""
         return self._controller.busy
+
+    @property
+    def lock(self) -> Any:
+        """Guards the panel's state; hold it to read and change it in one go."""
+        return self._controller.lock
 
     @property
     def stale(self) -> bool:
@@ -267,10 +272,7 @@ class Panel:
             self._gui = Gui(
                 self._controller,
                 catalog.all_techniques(),
-                switch=self._switch,
-                apply=self._choose,
-                undo=self._undo,
-                action=self._act,
+                Clicks(self),
             )
         return self._gui.widget if self._gui is not None else None
 
@@ -290,6 +292,11 @@ class Panel:
         self._publisher.mark()  # an event that ends a run is noticed a moment before it is marked
         return self._publisher.flush(timeout)
 
+    def show_problem(self, problem: Problem | None) -> None:
+        """Put a problem on screen, or take the one there away."""
+        self._controller.problem = problem
+        self._publisher.mark()
+
     def _show(self) -> None:
         if self._gui is not None:
             self._gui.show()
@@ -299,55 +306,6 @@ class Panel:
         with c.lock:
             c.state = replace(c.state, **values)
         self._publisher.mark()
-
-    # -- clicks: show what goes wrong, never hide it --------------------------------------------------------
-
-    @contextmanager
-    def _guard(self, where: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as err:
-            self._controller.problem = Problem.of(err, where)
-            self._publisher.mark()
-            if self.strict:
-                raise
-
-    def _switch(self, technique: str, on: bool, options: dict[str, Scalar]) -> None:
-        with self._guard(f"switching {technique} {'on' if on else 'off'}"), self._controller.lock:
-            use = self.recipe.get(technique)
-            if options and use is None:
-                return  # options of a technique that is off are shown, not kept
-            if bool(use) != on or options:
-                self.set(technique, on, **options)
-
-    def _choose(self, recipe: Recipe) -> None:
-        with self._guard("choosing a preset"), self._controller.lock:
-            if recipe.key != self.recipe.key:
-                self.apply(recipe)
-
-    def _undo(self, forward: bool) -> None:
-        with self._guard("redo" if forward else "undo"):
-            self._controller.undo(forward)
-
-    def _act(self, message: Mapping[str, Any]) -> None:
-        """One message of the front end."""
-        do = message["do"]
-        with self._guard(f"handling {do}"):
-            if do == "run":
-                self.run(message.get("prompt"))
-            elif do == "prompt":
-                self.prompt = message["text"]
-            elif do == "sampling":
-                value = message["value"]
-                whole = message["name"] not in ("temperature", "top_p", "min_p")
-                self.sampling = {**self.sampling, message["name"]: int(value) if whole else float(value)}
-            elif do == "dismiss":
-                self._controller.problem = None
-                self._publisher.mark()
-            elif do in ("stop", "pin", "save"):
-                getattr(self, do)()
-            else:
-                raise OptionError(f"The panel has no action {do!r}.")
 
 
 def _strict() -> bool:

@@ -84,6 +84,16 @@ def test_nbw_01_a_failed_run_and_a_failed_switch_are_shown(lenient: Any, session
     assert panel._gui.live.status["problem"] is None
 
 
+def test_nbw_01_a_field_without_a_number_says_so_and_changes_nothing(lenient: Any) -> None:
+    lenient._gui.live._handle_custom_msg({"do": "sampling", "name": "temperature", "value": None}, [])
+    assert lenient.problem.message == "temperature needs a number."
+    assert lenient.sampling == {"max_tokens": 8}
+    lenient._gui.live._handle_custom_msg({"do": "sampling", "name": "temperature", "value": -1}, [])
+    assert lenient.problem.kind == "SamplingError"
+    lenient._gui.live._handle_custom_msg({"do": "sampling", "name": "temperature", "value": 0.5}, [])
+    assert lenient.sampling == {"max_tokens": 8, "temperature": 0.5}
+
+
 # -- NBW-02, NBW-03 -----------------------------------------------------------------------------------------
 
 
