@@ -24,7 +24,6 @@ class Replay:
     """
 
     name = "replay"
-    kv_layers = 0
 
     def __init__(
         self,

@@ -71,9 +71,7 @@ def plan_dense(row: int, span: AttentionSpan, shape: AttentionShape, device: tor
 def run_dense(plan: DensePlan, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
     """Write the chunk's rows of ``out`` [T, Hq, D]; ``q`` in the K/V dtype, ``k``/``v`` [N, Hkv, P, D]."""
     heads, dim = plan.shape.kv_heads, plan.shape.head_dim
-    keys, values = (
-        t.index_select(0, plan.pages).transpose(0, 1).reshape(heads, -1, dim) for t in (k, v)
-    )
+    keys, values = (t.index_select(0, plan.pages).transpose(0, 1).reshape(heads, -1, dim) for t in (k, v))
     for t in plan.tiles:
         rows = slice(plan.row + t.a, plan.row + t.b)
         n = t.b - t.a

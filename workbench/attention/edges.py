@@ -91,8 +91,13 @@ def _buckets(members: Sequence[Member], heads: int, page_size: int) -> list[list
 
 
 def build_edges(
-    members: Sequence[Member], offsets: Sequence[int], runs: Sequence[Run], total: int,
-    heads: int, kv_heads: int, page_size: int,
+    members: Sequence[Member],
+    offsets: Sequence[int],
+    runs: Sequence[Run],
+    total: int,
+    heads: int,
+    kv_heads: int,
+    page_size: int,
 ) -> Edges:
     """Index arrays of the step; everything 64-bit, because rows times strides pass 2**31 in large pools."""
     group = heads // kv_heads

@@ -75,7 +75,10 @@ def refresh(plan: ShortPlan, spans: Sequence[AttentionSpan], shape: AttentionSha
 
 
 def plan_short(
-    spans: Sequence[AttentionSpan], rows: Sequence[int], shape: AttentionShape, device: torch.device,
+    spans: Sequence[AttentionSpan],
+    rows: Sequence[int],
+    shape: AttentionShape,
+    device: torch.device,
     previous: ShortPlan | None,
 ) -> ShortPlan:
     """Plan ``spans`` (each with at least one row) whose query rows begin at ``rows``; reuses ``previous``
@@ -115,7 +118,10 @@ def plan_short(
 
 
 def _scrub(
-    spans: Sequence[AttentionSpan], members: Sequence[Member], shape: AttentionShape, known: dict[int, int],
+    spans: Sequence[AttentionSpan],
+    members: Sequence[Member],
+    shape: AttentionShape,
+    known: dict[int, int],
     device: torch.device,
 ) -> tuple[dict[int, int], tuple[Tensor, Tensor] | None]:
     """The zeroed tails after the next run, and what that run has still to zero."""
@@ -150,7 +156,12 @@ def _pages(run: Run, gathered: tuple[Tensor, Tensor, Tensor] | None, pool: Tenso
 
 
 def run_short(
-    plan: ShortPlan, q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, scratch: Scratch,
+    plan: ShortPlan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shape: AttentionShape,
+    scratch: Scratch,
     dtype: torch.dtype,
 ) -> list[tuple[Tensor, Tensor]]:
     """Return ``(rows, result [R, Hq*D])`` pairs in ``dtype``; ``q`` [T, Hq, D] in the K/V dtype."""

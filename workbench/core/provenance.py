@@ -41,9 +41,7 @@ def process_memory(device: str) -> tuple[Metric, ...]:
     out = [Metric("process_peak", _peak_rss(), "B", note="resident, since the process began")]
     if device.startswith("cuda"):
         peak = torch.cuda.max_memory_allocated(device)
-        out.append(
-            Metric("device_peak", peak, "B", note="allocated, since the process began")
-        )
+        out.append(Metric("device_peak", peak, "B", note="allocated, since the process began"))
     return tuple(out)
 
 

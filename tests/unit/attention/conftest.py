@@ -55,8 +55,17 @@ def random_span(r: random.Random, kind: str, prefix: list[int], ids: list[int], 
 
 
 def random_case(
-    seed: int, kinds: list[str], *, page: int, kv_heads: int = 2, group: int = 3, head_dim: int = 40,
-    window: int | None = None, soft_cap: float | None = None, shared: int = 0, scatter: bool = True,
+    seed: int,
+    kinds: list[str],
+    *,
+    page: int,
+    kv_heads: int = 2,
+    group: int = 3,
+    head_dim: int = 40,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    shared: int = 0,
+    scatter: bool = True,
     poison: float = float("nan"),
 ) -> Case:
     """Spans of ``kinds`` behind ``shared`` pages of common prefix, on a pool of permuted pages."""

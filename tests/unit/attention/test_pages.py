@@ -17,11 +17,17 @@ LIMIT = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 @settings(max_examples=settings().max_examples // 2)
 @given(
-    seed=st.integers(0, 10**6), kinds=KINDS, page=st.sampled_from([4, 16, 64]),
-    kv_heads=st.sampled_from([1, 2, 3]), group=st.sampled_from([1, 3, 4, 8]),
+    seed=st.integers(0, 10**6),
+    kinds=KINDS,
+    page=st.sampled_from([4, 16, 64]),
+    kv_heads=st.sampled_from([1, 2, 3]),
+    group=st.sampled_from([1, 3, 4, 8]),
     head_dim=st.sampled_from([40, 63, 64, 80, 96, 128]),
-    window=st.sampled_from([None, None, 1, 5, 33]), soft_cap=st.sampled_from([None, 2.0]),
-    shared=st.integers(0, 2), scatter=st.booleans(), dtype=st.sampled_from([torch.float64, torch.float32]),
+    window=st.sampled_from([None, None, 1, 5, 33]),
+    soft_cap=st.sampled_from([None, 2.0]),
+    shared=st.integers(0, 2),
+    scatter=st.booleans(),
+    dtype=st.sampled_from([torch.float64, torch.float32]),
     poison=st.sampled_from([float("nan"), float("inf"), -float("inf")]),
 )
 def test_ragged_batches_equal_the_oracle(make_case, dtype, seed, kinds, **options):
@@ -123,7 +129,8 @@ def test_a_reused_plan_gives_what_a_fresh_one_gives(window):
         chain, tree = range(19 + step, 20 + step), parents[step % 2]
         deep = [17 + step, 18 + step, 18 + step] if step % 2 == 0 else [17 + step, 17 + step, 18 + step]
         spans = [
-            AttentionSpan(1, 19 + step, tables[0], chain), AttentionSpan(3, 17 + step, tables[1], deep, tree),
+            AttentionSpan(1, 19 + step, tables[0], chain),
+            AttentionSpan(3, 17 + step, tables[1], deep, tree),
             AttentionSpan(2, 9 + step, tables[2], [9 + step, 10 + step]),
         ]
         for span in spans:

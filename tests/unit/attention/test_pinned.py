@@ -18,8 +18,12 @@ from workbench.engine.seams import AttentionShape, AttentionSpan
 
 SHAPES = st.builds(
     lambda kv, group, dim, page, window, cap: AttentionShape(kv * group, kv, dim, page, window, cap),
-    st.sampled_from([1, 2, 3]), st.sampled_from([1, 3, 4, 8]), st.sampled_from([40, 63, 64, 128]),
-    st.sampled_from([4, 16, 64, 128]), st.sampled_from([None, None, 7, 70]), st.sampled_from([None, 3.0]),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 3, 4, 8]),
+    st.sampled_from([40, 63, 64, 128]),
+    st.sampled_from([4, 16, 64, 128]),
+    st.sampled_from([None, None, 7, 70]),
+    st.sampled_from([None, 3.0]),
 )
 DTYPES = st.sampled_from([torch.float64, torch.float32])
 
@@ -77,8 +81,12 @@ def alone(seq: Sequence) -> Tensor:
     seed=0, shape=AttentionShape(2, 2, 63, 4), dtype=torch.float64, length=65, chunk=1, threads=1
 )
 @given(
-    seed=st.integers(0, 10**6), shape=SHAPES, dtype=DTYPES, length=st.integers(2, 150),
-    chunk=st.sampled_from([1, 7, 64, 1000]), threads=st.sampled_from([1, 2, 3]),
+    seed=st.integers(0, 10**6),
+    shape=SHAPES,
+    dtype=DTYPES,
+    length=st.integers(2, 150),
+    chunk=st.sampled_from([1, 7, 64, 1000]),
+    threads=st.sampled_from([1, 2, 3]),
 )
 def test_chunks_pages_and_threads_do_not_move_a_bit(seed, shape, dtype, length, chunk, threads):
     seq = Sequence(seed, length, shape, dtype)
@@ -96,8 +104,11 @@ def test_chunks_pages_and_threads_do_not_move_a_bit(seed, shape, dtype, length, 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(
-    seed=st.integers(0, 10**6), shape=SHAPES, dtype=DTYPES,
-    lengths=st.lists(st.integers(1, 140), min_size=2, max_size=5), threads=st.sampled_from([1, 2]),
+    seed=st.integers(0, 10**6),
+    shape=SHAPES,
+    dtype=DTYPES,
+    lengths=st.lists(st.integers(1, 140), min_size=2, max_size=5),
+    threads=st.sampled_from([1, 2]),
 )
 def test_a_batch_of_chunks_and_decodes_gives_each_its_own_bits(seed, shape, dtype, lengths, threads):
     r = random.Random(seed)
@@ -116,7 +127,10 @@ def test_a_batch_of_chunks_and_decodes_gives_each_its_own_bits(seed, shape, dtyp
 
 @settings(max_examples=settings().max_examples // 2)
 @given(
-    seed=st.integers(0, 10**6), shape=SHAPES, dtype=DTYPES, start=st.integers(0, 130),
+    seed=st.integers(0, 10**6),
+    shape=SHAPES,
+    dtype=DTYPES,
+    start=st.integers(0, 130),
     nodes=st.integers(1, 12),
 )
 def test_every_node_of_a_draft_tree_has_the_bits_of_its_chain(depths_of, seed, shape, dtype, start, nodes):
@@ -168,8 +182,11 @@ def test_the_bits_would_move_without_the_fixed_order():
 @given(
     seed=st.integers(0, 10**6),
     kinds=st.lists(st.sampled_from(["decode", "tree", "chunk"]), min_size=1, max_size=3),
-    page=st.sampled_from([4, 16, 64]), group=st.sampled_from([1, 3]), window=st.sampled_from([None, 5, 33]),
-    soft_cap=st.sampled_from([None, 2.0]), shared=st.integers(0, 2),
+    page=st.sampled_from([4, 16, 64]),
+    group=st.sampled_from([1, 3]),
+    window=st.sampled_from([None, 5, 33]),
+    soft_cap=st.sampled_from([None, 2.0]),
+    shared=st.integers(0, 2),
 )
 def test_pinned_equals_the_oracle(make_case, seed, kinds, **options):
     case = make_case(seed, kinds, **options).to(torch.float64)

@@ -19,7 +19,8 @@ SMALL = CALL_BYTES // 64
 
 @given(
     heights=st.dictionaries(st.integers(0, 200), st.integers(1, 96), min_size=1),
-    page_bytes=st.sampled_from([SMALL, CALL_BYTES // 5, BIG]), every=st.integers(1, 9),
+    page_bytes=st.sampled_from([SMALL, CALL_BYTES // 5, BIG]),
+    every=st.integers(1, 9),
 )
 def test_runs_cover_every_page_once_without_overlap(heights, page_bytes, every):
     copies = sorted(heights)[::every]

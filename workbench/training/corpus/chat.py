@@ -81,7 +81,7 @@ def _docs(document: Document) -> Iterator[tuple[str, str, str]]:
 
 def _terms(document: Document) -> Iterator[tuple[str, str, str]]:
     for term, body in _TERM.findall(document.text):
-        yield "term", f"What does \"{term.strip()}\" mean?", _flow(body)
+        yield "term", f'What does "{term.strip()}" mean?', _flow(body)
 
 
 def _no_questions(document: Document) -> Iterator[tuple[str, str, str]]:
@@ -125,7 +125,7 @@ def _passages(document: Document, rng: random.Random) -> Iterator[tuple[str, str
             words = re.findall(r"\b[A-Za-z]{4,}\b", passage)
             if words:
                 old, new = rng.choice(words), rng.choice(words)
-                user = f"Replace \"{old}\" with \"{new}\" in this text:\n\n{passage}"
+                user = f'Replace "{old}" with "{new}" in this text:\n\n{passage}'
                 yield "replace", user, re.sub(rf"\b{re.escape(old)}\b", new, passage)
         else:
             yield "continue", f"Continue this text:\n\n{passage}", following

@@ -54,9 +54,7 @@ def save(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], progre
     shutil.rmtree(old, ignore_errors=True)
 
 
-def restore(
-    folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], fingerprint: str
-) -> Progress:
+def restore(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], fingerprint: str) -> Progress:
     """Load a checkpoint in place; a fresh Progress if there is none.
 
     Raises CheckpointMismatch if it belongs to a run with another fingerprint.
