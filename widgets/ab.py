@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 from workbench.spec.errors import RecordError
@@ -66,7 +68,9 @@ class AB:
             if any(x) or any(y):
                 rows.append((title, _spread(x, unit), _spread(y, unit), _ratio(self.ratio(name)), "measured"))
         exact = "lossy" if "lossy" in (self.a[0].plan.get("kind"), self.b[0].plan.get("kind")) else "exact"
-        pairs = f"{len(self.a)} interleaved pairs, median (lowest–highest)"
+        pairs = (
+            f"{len(self.a)} interleaved {'pair' if len(self.a) == 1 else 'pairs'}, median (lowest–highest)"
+        )
         note = f"{pairs}. Text: {self.text}; the recipes are {exact}."
         header = ("", f"A: {label(self.a[0])}", f"B: {label(self.b[0])}", "B / A", "tag")
         return Table.of(header, rows, note=note)
@@ -89,14 +93,20 @@ class AB:
         return self.table()._repr_mimebundle_()
 
 
-def measure(run: Callable[[Recipe], Run], a: Recipe, b: Recipe, repeats: int) -> AB:
-    """Run both ``repeats`` times in turn; a first pair warms up and is left out, but for a single one."""
+def measure(run: Callable[[Recipe], Run], a: Recipe, b: Recipe, repeats: int, budget_s: float = inf) -> AB:
+    """Run both in turn: a pair to warm up, then ``repeats`` pairs, or as many as ``budget_s`` seconds allow.
+
+    When there is time for one pair only, or one is asked for, the first pair counts.
+    """
     left: list[Run] = []
     right: list[Run] = []
+    start = perf_counter()
     for _ in range(repeats if repeats == 1 else repeats + 1):
         left.append(run(a))
         right.append(run(b))
-    skip = 0 if repeats == 1 else 1
+        if perf_counter() - start > budget_s:
+            break
+    skip = 0 if len(left) == 1 else 1
     return AB(tuple(left[skip:]), tuple(right[skip:]))
 
 

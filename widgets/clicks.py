@@ -18,6 +18,14 @@ from workbench.widgets.problem import Problem
 if TYPE_CHECKING:
     from workbench.widgets.panel import Panel
 
+_DOING = {
+    "run": "starting a run",
+    "prompt": "changing the prompt",
+    "sampling": "setting {}",
+    "stop": "stopping the run",
+    "pin": "pinning a run",
+    "save": "saving a run",
+}
 _FRACTIONS = ("temperature", "top_p", "min_p")
 
 
@@ -51,7 +59,7 @@ class Clicks:
     def act(self, message: Mapping[str, Any]) -> None:
         """One message of the front end."""
         panel, do = self._panel, message["do"]
-        with self._guard(f"handling {do}"):
+        with self._guard(_DOING.get(do, do).format(message.get("name", ""))):
             if do == "run":
                 panel.run(message.get("prompt"))
             elif do == "prompt":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from workbench.core import catalog
@@ -196,8 +197,11 @@ class Panel:
         self._publisher.mark()
         return pinned
 
-    def ab(self, a: Recipe, b: Recipe, *, repeats: int = 3) -> AB:
-        """Measure two recipes on the prompt on screen, in turn, ``repeats`` pairs; the old one comes back."""
+    def ab(self, a: Recipe, b: Recipe, *, repeats: int = 3, budget_s: float = inf) -> AB:
+        """Measure two recipes on the prompt on screen, in turn; the recipe on screen comes back.
+
+        ``repeats`` pairs after one that warms up, or as many as ``budget_s`` seconds allow.
+        """
         before = self.recipe
 
         def once(recipe: Recipe) -> Run:
@@ -209,7 +213,7 @@ class Panel:
             return run
 
         try:
-            return measure(once, a, b, repeats)
+            return measure(once, a, b, repeats, budget_s)
         finally:
             if before != self.recipe:
                 self.apply(before)

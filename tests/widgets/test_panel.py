@@ -186,6 +186,13 @@ def test_ab_interleaves_and_restores_the_recipe(panel: Any, session: Any) -> Non
     assert panel.recipe == Recipe.of("paged")
 
 
+def test_ab_keeps_to_its_budget(panel: Any, session: Any) -> None:
+    session.step_seconds = 0.01
+    result = panel.ab(Recipe(), Recipe.of("ngram"), repeats=50, budget_s=0.05)
+    assert 1 <= len(result.a) < 50
+    assert "interleaved pair" in str(result.table())
+
+
 def test_the_state_is_one_json_value_and_comes_back(panel: Any, session: Any) -> None:
     from workbench.widgets import Panel
 
