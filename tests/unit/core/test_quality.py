@@ -143,7 +143,7 @@ def test_what_cannot_be_scored_is_refused(lab: ModuleType) -> None:
 
 def test_a_lossy_cache_shows_and_an_exact_recipe_does_not(lab: ModuleType) -> None:
     windows = [Window(tuple(ids(150, s)), 130) for s in range(2)]
-    settings = QualitySettings(context=130, score=20, windows=2, greedy=8)
+    settings = QualitySettings(context=130, score=20, windows=2, greedy=8, chunk=7)
 
     def measure(*uses: str) -> dict[str, Any]:
         made = [lab.make_engine(*u) for u in (uses, ())]
