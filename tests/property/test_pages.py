@@ -98,6 +98,21 @@ class Pool(RuleBasedStateMachine):
         self.pool.publish(page)
         self.published.add(page)
 
+    @rule(n=st.integers(1, 3))
+    def a_prompt_comes_and_goes(self, n: int) -> None:
+        before = len(self.held)
+        self.allocate(n)
+        if len(self.held) == before:
+            return
+        pages = self.held.pop()
+        for page in pages:
+            self.pool.publish(page)
+        self.published.update(pages)
+        self.pool.release(pages)
+        for page in reversed(pages):
+            self.refs[page] -= 1
+            self.order.append(page)
+
     @rule(page=st.integers(1, 7))
     def unpublish(self, page: int) -> None:
         self.pool.unpublish(page)

@@ -562,6 +562,9 @@ def test_nbw_13_an_exception_in_a_step_frees_its_tensors_and_the_next_run_works(
             assert err.value.kind == "MemoryError"
         setattr(target, name, real)
         del err
+        assert session.wait_idle(WAIT)
+        assert not engine.alive()  # nothing of them lives on in the engine
+        assert engine.kv.pools[0].used == 0
     gc.collect()
     assert seen
     assert [r() for r in seen] == [None] * len(seen)

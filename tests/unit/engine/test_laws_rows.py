@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -196,8 +199,16 @@ def test_law_3_blocks_end_where_a_codec_changes_how_tokens_are_seen(lab, budget)
     engine.executor.prepare = lambda p: (spans.extend(p.spans), prepare(p))[1]
     sink: list = []
     lab.record_logits(engine, sink)
-    lab.run_engine(engine, [prompt], max_tokens=3)
+    seq = start(engine, prompt, max_tokens=3)
+    sizes: list[list[int]] = []  # which of its pages are open before each step that follows
+    while engine.has_work:
+        opened = engine.kv.stores[0]._open_of
+        if seq.tables:
+            sizes.append([i for i, page in enumerate(seq.tables[0]) if page in opened])
+        engine.step()
     assert all(s.start // 32 == (s.start + s.n_new - 1) // 32 for s in spans)
+    assert {len(opened) for opened in sizes} <= {1, 2, 3}
+    assert sizes[-1] == [2]  # pages 0 and 1 are coded, only the third is still open
     whole: list = []
     other = lab.make_engine("paged", "kivi:residual=32,group=32")
     lab.record_logits(other, whole)
@@ -235,6 +246,24 @@ def test_law_4_everything_that_shapes_a_page_is_in_its_key(lab):
     names = list(variants)
     clashes = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if variants[a] == variants[b]]
     assert clashes == []
+
+
+def test_law_4_the_configuration_is_in_the_key_not_only_the_weights(lab):
+    """RoPE, windows and norms shape K and V of the very same tensors."""
+    made = require(plan(Recipe.of("paged"), lab._facts("gemma3"), dtype="float64", numerics="pinned"))
+    decoder = lab._decoder("gemma3", "float64", "pinned", "")
+    codec = build_kv(made, decoder).stores[0].codec
+    config = decoder.config
+    keys = {namespace(made, decoder, codec, "x")}
+    others = [
+        {"norm_eps": 1e-5},
+        {"attn_softcap": 30.0},
+        {"rope": tuple((kind, replace(spec, theta=2 * spec.theta)) for kind, spec in config.rope)},
+    ]
+    for change in others:
+        twin = SimpleNamespace(weights=decoder.weights, config=replace(config, **change))
+        keys.add(namespace(made, twin, codec, "x"))
+    assert len(keys) == 1 + len(others)
 
 
 def test_law_4_what_does_not_shape_a_page_is_not(lab):

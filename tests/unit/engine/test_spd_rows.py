@@ -121,8 +121,12 @@ def test_spd_07_a_block_never_crosses_the_token_budget(lab, scripted, engine4, b
     text = [9, 8, *range(20, 40)]
     engine = engine4()
     scripted_engine(scripted, engine, text, trees=trees)
+    spans = []
+    prepare = engine.executor.prepare
+    engine.executor.prepare = lambda plan: (spans.extend(plan.spans), prepare(plan))[1]
     ran = lab.run_engine(engine, [[9, 8]], max_tokens=budget)
     assert ran.ids() == text[2 : 2 + budget]
+    assert max(p for s in spans for p in s.positions) <= budget  # the last token is never run
     assert ran.finish() == "length"
     assert [t.position for e in ran.events for t in e.tokens] == list(range(2, 2 + budget))
     a = acceptance(
