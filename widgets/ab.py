@@ -67,11 +67,11 @@ class AB:
             x, y = self.values(name)
             if any(x) or any(y):
                 rows.append((title, _spread(x, unit), _spread(y, unit), _ratio(self.ratio(name)), "measured"))
-        exact = "lossy" if "lossy" in (self.a[0].plan.get("kind"), self.b[0].plan.get("kind")) else "exact"
         pairs = (
             f"{len(self.a)} interleaved {'pair' if len(self.a) == 1 else 'pairs'}, median (lowest–highest)"
         )
-        note = f"{pairs}. Text: {self.text}; the recipes are {exact}."
+        kinds = f"A is {self.a[0].plan.get('kind', '–')}, B is {self.b[0].plan.get('kind', '–')}"
+        note = f"{pairs}. Text: {self.text}; {kinds}."
         header = ("", f"A: {label(self.a[0])}", f"B: {label(self.b[0])}", "B / A", "tag")
         return Table.of(header, rows, note=note)
 
