@@ -27,15 +27,21 @@ PROMPTS = [
 KEY = tuple[str, int, SamplingParams]
 
 
-@pytest.mark.parametrize("codec", ["", "kv_int8"])
+@pytest.mark.parametrize(("codec", "family"), [("", "llama"), ("kv_int8", "gemma3")])
 def test_random_requests_end_once_and_equal_their_solo_runs(
-    lab: ModuleType, scripted: ModuleType, codec: str
+    lab: ModuleType, scripted: ModuleType, codec: str, family: str
 ) -> None:
     solo: dict[KEY, list[list[int]]] = {}
 
     def make(*uses: str, **kwargs: Any) -> Any:
         return lab.make_engine(
-            "paged", *([codec] if codec else []), *uses, page_size=PAGE, dtype="float32", **kwargs
+            "paged",
+            *([codec] if codec else []),
+            *uses,
+            family=family,
+            page_size=PAGE,
+            dtype="float32",
+            **kwargs,
         )
 
     def expected(prompt: int, params: SamplingParams) -> list[list[int]]:

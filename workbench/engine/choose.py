@@ -15,9 +15,9 @@ from torch import Tensor
 from workbench.engine.clock import PhaseClock
 from workbench.engine.processing import best, law, logprobs, not_finite, scores
 from workbench.engine.sampling import PositionNoise, check_alive, row_masks, row_paths
-from workbench.engine.seams import DraftTree, SpanPlan, Verdict, Verify
+from workbench.engine.seams import DraftTree, LogitsMask, SpanPlan, Verdict, Verify
 from workbench.engine.sequence import Sequence
-from workbench.spec.errors import RequestError
+from workbench.spec.errors import MaskError, RequestError
 from workbench.spec.events import TokenInfo, TokenSource
 
 Work = tuple[Sequence, SpanPlan, DraftTree | None]
@@ -104,7 +104,7 @@ class Chooser:
         paths = row_paths(tree)
         masks, dead = None, set[int]()
         if seq.request.mask is not None:
-            masks, dead = row_masks(seq.request.mask, tree, seq.generated)
+            masks, dead = _ask(seq.request.mask, tree, seq.generated)
         scored = scores(rows, seq.params, seq.generated, paths, seq.request.prompt, masks)
         noise = PositionNoise(seq.params.seed, seq.sample, len(seq.tokens))
         verdict: Verdict | None = None
@@ -144,6 +144,18 @@ def _infos(
         value, top = scored[j] if scored is not None else (None, ())
         out.append(TokenInfo(token, len(seq.tokens) + j, source, step, value, top))
     return tuple(out)
+
+
+def _ask(
+    mask: LogitsMask, tree: DraftTree | None, generated: Seq[int]
+) -> tuple[list[Tensor | None], set[int]]:
+    """Masks of the rows; whatever goes wrong inside a request's own mask ends that request alone."""
+    try:
+        return row_masks(mask, tree, generated)
+    except RequestError:
+        raise
+    except Exception as err:
+        raise MaskError(f"The mask {mask.key!r} failed with {type(err).__name__}: {err}") from err
 
 
 def _score_prompt(seq: Sequence, span: SpanPlan, block: Tensor) -> None:

@@ -185,6 +185,30 @@ def test_what_does_not_change_is_kept(open_session):
     assert session.generate(ids, max_tokens=3).token_ids == first.token_ids
 
 
+def test_law_4_toggling_live_never_serves_stale_pages(open_session):
+    """Whatever shaped the pages, a run after a toggle equals a cold session's, bit for bit."""
+    base = ("paged:page_size=32", "prefix_cache")
+    recipes = [base, (*base, "kv_int8"), (*base, "kv_fp8"), (*base, "rtn"), (*base, "reference"), base]
+    ids = list(range(5, 75))
+
+    def run(session: Session) -> tuple[list[int], list[float], int]:
+        out = session.generate(ids, max_tokens=4, logprobs=0, ignore_eos=True).outputs[0]
+        return out["token_ids"], [t["logprob"] for t in out["tokens"]], out["cached_tokens"]
+
+    session = open_session(*base, numerics="pinned")
+    for uses in recipes:
+        session.apply(Recipe.of(*uses)).result(WAIT)
+        cold = open_session(*uses, numerics="pinned")
+        want = run(cold)
+        got = run(session)
+        assert got == want
+        assert got[2] == 0 or uses is base
+        warm = run(session)
+        assert warm[:2] == want[:2]
+        assert warm[2] == 64
+        cold.close()
+
+
 def test_two_weight_sets_stay_resident_and_no_more(open_session):
     session = open_session()
     session.generate("x", max_tokens=1)
@@ -337,15 +361,19 @@ def test_one_bad_prompt_of_a_batch_fails_alone(open_session):
     assert run.outputs[0]["error"] is None
 
 
-def test_a_mask_that_dies_on_the_way_fails_its_request_alone(open_session):
+@pytest.mark.parametrize("how", ["nothing", "raises", "shape"])
+def test_a_mask_that_dies_on_the_way_fails_its_request_alone(open_session, how):
     session = open_session("paged")
 
     class Dies:
         key = "dies"
 
         def allowed(self, generated, path=()):
-            size = session.facts.config.vocab_size
-            return torch.zeros(size, dtype=torch.bool) if len(generated) >= 3 else None
+            if len(generated) < 3:
+                return None
+            if how == "raises":
+                raise ZeroDivisionError("bug of a grammar")
+            return torch.zeros(session.facts.config.vocab_size + (how == "shape"), dtype=torch.bool)
 
     slow_down(session, 0.005)
     neighbour = session.submit("Hello", SamplingParams(max_tokens=12, ignore_eos=True))
