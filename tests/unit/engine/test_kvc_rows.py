@@ -106,3 +106,20 @@ def test_cached_tokens_are_those_of_the_prompt_found_at_its_start(lab):
     for i in range(3):
         shown = [e.cached_tokens for e in ran._of(f"r{i}", 0) if e.cached_tokens is not None]
         assert shown == [0, 0]
+
+
+def test_a_long_prompt_never_holds_more_than_its_newest_page_uncoded(lab):
+    """A page is opened by its first write: otherwise a prompt's peak would be that of the plain cache."""
+    prompt = lab.prompts_of(1, seed=9, low=200, high=201)[0]
+    sizes = {}
+    for codec in ("", "kivi:residual=32,group=32"):
+        engine = lab.make_engine("paged:page_size=32", *([codec] if codec else []), pool=256, context=256)
+        engine.add(Request("a", tuple(prompt), SamplingParams(max_tokens=30)))
+        most = 0
+        while engine.has_work:
+            engine.step()
+            most = max(most, len(engine.kv.stores[0]._open_of))
+        sizes[codec] = held(engine)
+        assert most == (1 if codec else 0)
+        assert not engine.kv.stores[0]._open_of
+    assert sizes["kivi:residual=32,group=32"] < sizes[""]

@@ -207,8 +207,8 @@ def test_law_3_blocks_end_where_a_codec_changes_how_tokens_are_seen(lab, budget)
             sizes.append([i for i, page in enumerate(seq.tables[0]) if page in opened])
         engine.step()
     assert all(s.start // 32 == (s.start + s.n_new - 1) // 32 for s in spans)
-    assert {len(opened) for opened in sizes} <= {1, 2, 3}
-    assert sizes[-1] == [2]  # pages 0 and 1 are coded, only the third is still open
+    assert max(map(len, sizes)) == 1  # never more than the page that is being filled
+    assert sizes[-1] == [2]  # pages 0 and 1 are coded
     whole: list = []
     other = lab.make_engine("paged", "kivi:residual=32,group=32")
     lab.record_logits(other, whole)
