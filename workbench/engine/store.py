@@ -41,6 +41,7 @@ class PageStore:
         )
         self._layers = [{n: t[i] for n, t in self.planes.items()} for i in range(geometry.layers)]
         self._open_codec = open_codec
+        self._fresh: set[int] = set()  # allocated and not written yet: they need no open row before that
         self._open_of: dict[int, int] = {}
         self._open_free: list[int] = []
         self._open: dict[str, Tensor] = {}
@@ -58,11 +59,12 @@ class PageStore:
             _bytes_of(plane).index_fill_(1, index, 0)
         self.positions.view(-1, self.geometry.page_size)[index] = -1
         if self.codec.grain == "page":
-            for page in pages:
-                self._open_page(page)
+            self.release(pages)
+            self._fresh.update(pages)
 
     def release(self, pages: Sequence[int]) -> None:
         """Pages without a reference keep their coded bytes; open ones give their row back."""
+        self._fresh.difference_update(pages)
         for page in pages:
             row = self._open_of.pop(page, None)
             if row is not None:
@@ -81,7 +83,9 @@ class PageStore:
 
     def copy(self, source: int, target: int) -> None:
         """Copy-on-write: give ``target`` the content of ``source``, open or coded."""
-        if source in self._open_of:
+        if source in self._fresh:
+            self.reset([target])
+        elif source in self._open_of:
             self._open_page(target)
             a, b = self._open_of[source], self._open_of[target]
             for plane in self._open.values():
@@ -90,7 +94,7 @@ class PageStore:
             for plane in self.planes.values():
                 raw = _bytes_of(plane)
                 raw[:, target] = raw[:, source]
-            self.release([target])  # it was opened when it was allocated; what it holds now is coded
+            self.release([target])  # what it holds now is coded
         table = self.positions.view(-1, self.geometry.page_size)
         table[target] = table[source]
 
@@ -129,6 +133,7 @@ class PageStore:
         if self.codec.in_place:
             none = torch.empty(0, dtype=torch.int64, device=device)
             return ReadPlan(None, none, none)
+        self._open_fresh(pages)  # this step writes them, and reads what it wrote
         coded = [p for p in pages if p not in self._open_of]
         hot = [p for p in pages if p in self._open_of]
         compact = {p: i for i, p in enumerate([*coded, *hot])}
@@ -167,7 +172,20 @@ class PageStore:
             out["workspace"] = sum(t.untyped_storage().nbytes() for t in self._work)
         return out
 
+    def is_open(self, page: int) -> bool:
+        """True while a page is kept in full precision and not yet encoded."""
+        return page in self._open_of
+
+    @property
+    def open_page_nbytes(self) -> int:
+        """Bytes of one open page, all layers."""
+        return sum(t[:, 0].numel() * t.element_size() for t in self._open.values())
+
     # -- inside -------------------------------------------------------------------------------------
+
+    def _open_fresh(self, pages: Sequence[int]) -> None:
+        for page in sorted(self._fresh.intersection(pages)):
+            self._open_page(page)
 
     def _open_page(self, page: int) -> None:
         if page in self._open_of:
@@ -175,13 +193,14 @@ class PageStore:
         if not self._open_free:
             self._grow_open()
         row = self._open_free.pop()
+        self._fresh.discard(page)
         self._open_of[page] = row
         for plane in self._open.values():
             plane[:, row] = 0
 
     def _grow_open(self) -> None:
         have = next(iter(self._open.values())).shape[1] if self._open else 0
-        rows = max(4, 2 * have)
+        rows = max(1, 2 * have)
         grown = {}
         for spec in self._open_codec.planes(self.geometry):
             plane = _zeros(self.geometry, rows, spec.dtype, spec.shape)
@@ -194,8 +213,10 @@ class PageStore:
 
     def _open_slots(self, slots: Tensor) -> Tensor:
         size = self.geometry.page_size
+        pages = (slots // size).tolist()
+        self._open_fresh(pages)
         try:
-            rows = [self._open_of[p] for p in (slots // size).tolist()]
+            rows = [self._open_of[p] for p in pages]
         except KeyError as err:
             raise InvariantError(f"page {err.args[0]} is written after it was encoded.") from None
         return torch.tensor(rows, dtype=torch.int64, device=slots.device) * size + slots % size

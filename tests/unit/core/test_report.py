@@ -235,3 +235,18 @@ def test_a_sessions_run_is_complete_and_survives_storage(model_folder: Callable[
     assert len(names) == len(set(names))
     assert run.provenance is not None and run.provenance.created.endswith("+00:00")
     assert loads(dumps(run)) == run
+
+
+def test_kvc_15_a_page_grain_format_holds_one_open_page_per_sequence(lab: ModuleType) -> None:
+    engine = lab.make_engine("paged", "kivi:residual=32,group=32", dtype="float32", numerics="fast")
+    engine.add(
+        Request("r", tuple(i % 61 for i in range(200)), SamplingParams(max_tokens=20, ignore_eos=True))
+    )
+    store = engine.kv.stores[0]
+    for _ in range(12):
+        with torch.inference_mode():
+            engine.step()
+        assert len(store._open_of) <= 1
+    config = engine.executor.decoder.config
+    page = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4 * engine.kv.page_size
+    assert store.nbytes()["kv_open"] == page
