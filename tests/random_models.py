@@ -117,9 +117,13 @@ def _gain(n: int, gen: torch.Generator) -> torch.Tensor:
 
 
 @cache
-def _decoder(family: str, dtype: str, numerics: str, weights: str) -> Decoder:
+def _decoder(family: str, dtype: str, numerics: str, weights: str, device: str) -> Decoder:
     source = random_source(family)
-    made = require(plan(Recipe.of(*filter(None, [weights])), _facts(family), dtype=dtype, numerics=numerics))  # type: ignore[arg-type]
+    made = require(
+        plan(
+            Recipe.of(*filter(None, [weights])), _facts(family), dtype=dtype, numerics=numerics, device=device
+        )
+    )  # type: ignore[arg-type]
     return Decoder(source.config, build_weights(made, source))
 
 
@@ -140,6 +144,7 @@ def make_engine(
     page_size: int = 0,
     make_stream: Callable[[], Any] | None = None,
     eos_ids: tuple[int, ...] = (),
+    device: str = "cpu",
 ) -> Engine:
     """An engine of a random model with a recipe."""
     recipe = Recipe.of(*uses)
@@ -150,12 +155,13 @@ def make_engine(
             dtype=dtype,  # type: ignore[arg-type]
             numerics=numerics,  # type: ignore[arg-type]
             limits=EngineLimits(pool, budget, sequences, context),
+            device=device,
         )
     )
     if page_size:  # smaller than a user may choose
         made = replace(made, page_size=page_size)
     weights = next((u.to_text() for u in recipe if u.id == "rtn"), "")
-    decoder = _decoder(family, dtype, numerics, weights)
+    decoder = _decoder(family, dtype, numerics, weights, device)
     with torch.inference_mode():
         kv = build_kv(made, decoder)
         return build_engine(made, decoder, kv, make_stream, eos_ids)

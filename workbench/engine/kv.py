@@ -166,30 +166,33 @@ class KVCache:
     def nbytes(self, running: Seq[Sequence]) -> dict[str, int]:
         """Bytes by category; what live tokens fill, what allocated slots leave empty, what is cached or free.
 
-        The categories add up to the storages held.
+        The categories add up to the storages held. The coded bytes of a page that is still open hold nothing
+        yet: they count as fragmentation, its open row as payload as far as it is filled.
         """
         out = dict.fromkeys(
             ("kv_payload", "kv_meta", "fragmentation", "kv_cached", "kv_free", "workspace"), 0
         )
+        size = self.page_size
         for g, (pool, store) in enumerate(zip(self.pools, self.stores, strict=True)):
             held = store.nbytes()
-            filled: dict[int, int] = {}
-            for seq in running:
-                for i, page in enumerate(seq.tables[g] if seq.tables else ()):
-                    n = min(max(seq.computed - i * self.page_size, 0), self.page_size)
-                    filled[page] = max(filled.get(page, 0), n)
-            total = (self.pages + 1) * self.page_size
-            live = sum(filled.values())
-            for name in ("kv_payload", "kv_meta"):
-                out[name] += held[name] * live // total
+            live = {True: 0, False: 0}  # filled slots of open and of coded pages
+            pages = {True: 0, False: 0}
+            for page, n in _filled(running, g, size).items():
+                is_open = store.is_open(page)
+                live[is_open] += n
+                pages[is_open] += 1
+            slots = (self.pages + 1) * size
             coded = held["kv_payload"] + held["kv_meta"]
-            cached = coded * pool.cached * self.page_size // total
-            empty = coded * (len(filled) * self.page_size - live) // total
-            used = held["kv_payload"] * live // total + held["kv_meta"] * live // total
-            out["fragmentation"] += empty
+            opened = store.open_page_nbytes
+            payload = held["kv_payload"] * live[False] // slots + opened * live[True] // size
+            meta = held["kv_meta"] * live[False] // slots
+            in_tables = coded * (pages[True] + pages[False]) * size // slots + opened * pages[True]
+            cached = coded * pool.cached * size // slots
+            out["kv_payload"] += payload
+            out["kv_meta"] += meta
+            out["fragmentation"] += in_tables - payload - meta
             out["kv_cached"] += cached
-            out["kv_free"] += coded - used - cached - empty
-            out["kv_payload"] += held["kv_open"]
+            out["kv_free"] += coded + held["kv_open"] - in_tables - cached
             out["workspace"] += held["workspace"]
         return out
 
@@ -229,3 +232,18 @@ class KVCache:
     def _slots(self, table: Seq[int], index: Seq[int]) -> torch.Tensor:
         size = self.page_size
         return torch.tensor([table[i // size] * size + i % size for i in index], dtype=torch.int64)
+
+
+def _filled(running: Seq[Sequence], group: int, size: int) -> dict[int, int]:
+    """Slots that hold a token, per page of the tables of ``running``; a shared page counts once."""
+    filled: dict[int, int] = {}
+    for seq in running:
+        if not seq.tables:
+            continue
+        table = seq.tables[group]
+        full, rest = divmod(seq.computed, size)
+        for i, page in enumerate(table):
+            n = size if i < full else rest if i == full else 0
+            if n >= filled.get(page, 0):
+                filled[page] = n
+    return filled
