@@ -6,6 +6,7 @@ No timing is asserted; a watchdog turns a deadlock into a failure.
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -231,3 +232,38 @@ def test_listeners_may_come_go_and_fail_at_any_time(model_folder):
         assert faults == []
         with torch.inference_mode():
             session._state.engine.kv.check()
+
+
+def test_memory_may_be_asked_from_any_thread_at_any_time(model_folder):
+    """Each answer is one consistent count: the categories of the KV cache always add up to the same."""
+    before = sys.getswitchinterval()
+    with Session(str(model_folder("llama")), Recipe.of("paged", "ngram"), dtype="float32") as session:
+        session.generate([1, 2, 3], max_tokens=3)
+        stop = threading.Event()
+        faults: list[BaseException] = []
+        totals: set[int] = set()
+
+        def ask() -> None:
+            try:
+                while not stop.is_set():
+                    held = session.memory()
+                    kv = [v for k, v in held.items() if k.startswith("kv_") or k == "fragmentation"]
+                    totals.add(sum(kv))
+            except BaseException as err:
+                faults.append(err)
+
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
+        sys.setswitchinterval(1e-6)
+        try:
+            for t in threads:
+                t.start()
+            params = [SamplingParams(max_tokens=1 + i % 4, ignore_eos=True) for i in range(30)]
+            for _ in range(12):
+                session.submit_all([[i, 1, 2, 1, 2] for i in range(30)], params).result(WAIT)
+        finally:
+            stop.set()
+            sys.setswitchinterval(before)
+        for t in threads:
+            t.join(WAIT)
+        assert faults == []
+        assert len(totals) == 1

@@ -218,9 +218,8 @@ class Session:
         return self._state.decoder(plan, progress, cancel)
 
     def memory(self) -> dict[str, int]:
-        """Bytes held now, by category."""
-        engine = self._state.engine
-        return engine.memory() if engine is not None else {}
+        """Bytes held by category, as of the last step or change."""
+        return dict(self._state.held)
 
     def close(self) -> None:
         """Cancel everything, end the worker, free the model and the cache. Closing twice is fine."""

@@ -36,6 +36,7 @@ class EngineState:
         self.engine: Engine | None = None
         self.jobs: list[RequestJob] = []
         self.broken: WorkbenchError | None = None  # why there is no engine
+        self.held: dict[str, int] = {}  # bytes by category, replaced as a whole: other threads read it
         self._decoders: OrderedDict[tuple[str, ...], Decoder] = OrderedDict()
         self._kv: tuple[tuple[object, ...], KVCache] | None = None
         self._task: tuple[Job, Generator[None, None, Any]] | None = None
@@ -55,6 +56,7 @@ class EngineState:
             kv = build_kv(plan, decoder)
         engine = build_engine(plan, decoder, kv, self.tokenizer.stream, self.tokenizer.eos_ids)
         self._kv, self.engine, self.plan = (key, kv), engine, plan
+        self._count()
 
     def advance(self, emit: Callable[[Event], None]) -> None:
         """One engine step for all request jobs, then hand out and report what happened."""
@@ -71,6 +73,7 @@ class EngineState:
             except BaseException as err:
                 self.fail_all(err)
                 return
+            self.held = dict(step.bytes)
             for job in self.jobs:
                 job.take(step, events)
             for event in events:
@@ -85,6 +88,7 @@ class EngineState:
             if job.token():
                 job.close(engine, "cancelled")
                 self.jobs.remove(job)  # only now: if closing fails, the job must still be found and ended
+                self._count()
             elif not job.added:
                 try:
                     job.add_to(engine, plan)
@@ -131,6 +135,7 @@ class EngineState:
                 self.engine.kv.check()
         except BaseException:  # its books are broken beyond repair: the next run gets a new engine
             self.engine, self._kv = None, None
+        self._count()
         for job in jobs:
             job.fail(error)
 
@@ -138,6 +143,10 @@ class EngineState:
         """Drop model, cache and engine."""
         self.jobs, self.engine, self.plan, self._kv, self._task = [], None, None, None, None
         self._decoders.clear()
+        self._count()
+
+    def _count(self) -> None:
+        self.held = self.engine.memory() if self.engine is not None else {}
 
     def decoder(self, plan: Plan, progress: Progress | None, cancel: CancelToken) -> Decoder:
         """The decoder of a plan's weight set: a resident one, or built now."""
