@@ -1,7 +1,7 @@
 """Every named benchmark at its full size, in the bench profile: ``pytest -m bench -s tests/bench``.
 
-Times are printed, never asserted: what is checked is that each contestant did its turns and that ratios have a
-spread. ``WORKBENCH_BENCH_MODEL`` names another model than the shipped one.
+Times are printed, never asserted: what is checked is that each contestant did its turns and that ratios
+have a spread. ``WORKBENCH_BENCH_MODEL`` names another model than the shipped one.
 """
 
 from __future__ import annotations
