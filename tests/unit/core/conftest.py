@@ -1,0 +1,64 @@
+"""Sessions on a random model, and ways to catch one in the middle of its work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from workbench.core.session import Session
+from workbench.spec.plan import EngineLimits
+from workbench.spec.recipe import Recipe
+
+LIMITS = EngineLimits(kv_pool_tokens=1024, max_sequences=8, max_context=128)
+WAIT = 60.0
+
+
+@pytest.fixture
+def open_session(model_folder: Callable[[str], Any]) -> Iterator[Callable[..., Session]]:
+    """``open_session("paged", "ngram:k=4", numerics=...)``: sessions that are closed at the end."""
+    opened = []
+
+    def make(*uses: str, **kwargs: Any) -> Session:
+        kwargs = {"dtype": "float32", "limits": LIMITS, **kwargs}
+        session = Session(str(model_folder("llama")), Recipe.of(*uses), **kwargs)
+        opened.append(session)
+        return session
+
+    yield make
+    for session in opened:
+        session.close()
+        assert not session._worker.is_alive()
+
+
+@pytest.fixture
+def slow_down() -> Callable[..., None]:
+    """Make every step of a session's present engine take a while, so that there is a middle to interrupt."""
+
+    def slower(session: Session, seconds: float = 0.02) -> None:
+        assert session.wait_idle(WAIT)
+        engine = session._state.engine
+        step = engine.step
+
+        def slow() -> Any:
+            time.sleep(seconds)
+            return step()
+
+        engine.step = slow  # type: ignore[method-assign]
+
+    return slower
+
+
+@pytest.fixture
+def until_running() -> Callable[[Any], None]:
+    """Wait for a job's first text."""
+
+    def wait(job: Any) -> None:
+        end = time.monotonic() + WAIT
+        while not job.text and time.monotonic() < end:
+            time.sleep(0.002)
+        assert job.text
+
+    return wait
