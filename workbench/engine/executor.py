@@ -100,6 +100,8 @@ class Executor:
             return op.run(plans[group], q, keys, values)
 
         out = self.decoder.forward(step.ids, step.positions, attend, logits_rows=step.rows, capture=capture)
+        if self.device.type == "cuda":  # the time of the work belongs to this phase, not to who reads it first
+            torch.cuda.synchronize(self.device)
         return StepOutput(out.logits, step.offsets, out.hidden, dict(out.captured))
 
     def _begin(self, plan: StepPlan, positions: Tensor) -> tuple[list[ReadPlan], list[Tensor]]:
