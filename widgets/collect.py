@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.spec.events import PHASES, DraftRecord, RequestEvent, StepEvent, TokenInfo
+from workbench.spec.run import KV_IN_USE
 from workbench.speculative.stats import acceptance
-from workbench.widgets.words import KV_IN_USE
 
 MAX_TOKENS = 4000  # tokens kept on screen
 STRIP = 120  # steps in the strip

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.spec.run import Run
+from workbench.spec.run import KV_IN_USE, Run
 
 _SAME = 0.02
-KV_IN_USE = ("kv_payload", "kv_meta", "fragmentation")
 
 
 def size(n: float) -> str:

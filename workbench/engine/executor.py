@@ -100,7 +100,7 @@ class Executor:
             return op.run(plans[group], q, keys, values)
 
         out = self.decoder.forward(step.ids, step.positions, attend, logits_rows=step.rows, capture=capture)
-        if self.device.type == "cuda":  # the time of the work belongs to this phase, not to who reads it first
+        if self.device.type == "cuda":  # its time belongs to this phase
             torch.cuda.synchronize(self.device)
         return StepOutput(out.logits, step.offsets, out.hidden, dict(out.captured))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.spec.run import Metric, Run
+from workbench.spec.run import KV_IN_USE, Metric, Run
 
 Direction = Literal["better", "worse", "same", "changed"]
 
@@ -22,8 +22,6 @@ ACCEPTANCE = {
     "tokens_per_forward": ("tok", "tokens per sequence and target forward"),
     "alpha": ("", "expected acceptance per drafted token"),
 }
-# Summed: pages in use, with what is known about them.
-_KV = ("kv_payload", "kv_meta")
 # Categories that depend on the size of the pool, not on the technique.
 _NEUTRAL = ("kv_free", "kv_cached")
 _TIMES = ("s", "ms", "µs", "ns")
@@ -50,9 +48,11 @@ class Delta:
 def numbers(run: Run) -> Iterator[Metric]:
     """Every number of a run as a metric: metrics, KV bytes in use, bytes by category, acceptance."""
     yield from run.metrics
-    if any(name in run.memory for name in _KV):
-        used = sum(run.memory.get(name, 0) for name in _KV)
-        yield Metric("memory_kv", used, "B", better="lower", note="payload and metadata of live tokens")
+    if any(name in run.memory for name in KV_IN_USE):
+        used = sum(run.memory.get(name, 0) for name in KV_IN_USE)
+        yield Metric(
+            "memory_kv", used, "B", better="lower", note="of live sequences, empty slots included"
+        )
     for name, held in run.memory.items():
         better: Literal["lower", ""] = "" if name in _NEUTRAL else "lower"
         yield Metric(f"memory_{name}", held, "B", better=better)
