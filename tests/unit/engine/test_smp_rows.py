@@ -99,3 +99,23 @@ def test_smp_04_what_one_seed_means_for_several_prompts_and_samples(lab):
     assert many.ids("r0", 0) == one.ids() == twice.ids("r0") == twice.ids("r1")
     assert len({tuple(many.ids("r0", i)) for i in range(3)}) == 3
     assert other.ids() != one.ids()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_end_their_own_request_with_an_error(lab, scripted, temperature, value):
+    engine = lab.make_engine("paged", dtype="float32", numerics="fast")
+
+    def says(seq: int, position: int):
+        return row(1.0, value) if seq == 1 and position == 4 else row(0.0, 2.0, 0.0)
+
+    scripted.say(engine, says)
+    ran = lab.run_engine(engine, [[5, 6], [7, 8, 9]], max_tokens=8, temperature=temperature)
+    assert len(ran.ids("r0")) == 3  # what it had before stays
+    assert ran.finish("r0") == "error"
+    last = ran._of("r0", 0)[-1]
+    assert last.error is not None
+    assert "not finite" in last.error["message"]
+    assert ran.finish("r1") == "length"
+    assert len(ran.ids("r1")) == 8
+    assert engine.kv.pools[0].used == 0
