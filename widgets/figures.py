@@ -1,4 +1,4 @@
-"""How figures look: templates, colours with one meaning each, and plotly, imported when it is needed.
+"""How figures look: themes, line styles with one meaning each, and plotly, imported when it is needed.
 
 ``theme``: *auto* is transparent with text that reads on light and dark pages, for notebooks; *light* and
 *dark* bring their own background, for export. Measured is a solid line, predicted a long dash, claimed an
@@ -8,26 +8,48 @@ open marker.
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import sys
+from functools import cache
 from typing import Any, Literal
 
 from workbench.spec.errors import MissingExtra, OptionError
 from workbench.spec.run import Tag
 from workbench.widgets.palette import INKS, Theme
 
+MIME = "application/vnd.plotly.v1+json"
+_HEAVY = "plotly_mimetype+notebook"  # plotly's default in a notebook
 DASH: dict[Tag, str] = {"measured": "solid", "predicted": "longdash", "simulated": "dot", "claimed": "solid"}
 
 
 def plotly(module: str = "graph_objects") -> Any:
     """A plotly module, or :class:`MissingExtra` with the install line."""
     try:
-        renderers = importlib.import_module("plotly.io").renderers
-        found = importlib.import_module(f"plotly.{module}")
+        return importlib.import_module(f"plotly.{module}")
     except ImportError:
         raise MissingExtra("plotly", "lab", "Drawing a figure") from None
-    # Plotly's default also writes its own script, millions of bytes, into every notebook that draws.
-    if renderers.default == "plotly_mimetype+notebook":
-        renderers.default = "plotly_mimetype"
-    return found
+
+
+@cache
+def figure_class() -> Any:
+    """``plotly.graph_objects.Figure`` that shows itself as plotly's mime type, and as nothing else.
+
+    Plotly's own way imports a validator of every JSON format first, more than a second of the first picture,
+    and by default also writes its script, millions of bytes, into every notebook that draws. A renderer that
+    somebody chose is used; ``show()`` is plotly's own.
+    """
+
+    class Figure(plotly().Figure):  # type: ignore[misc]
+        _ipython_display_ = _repr_html_ = None  # they would come before, or beside, the mime form
+
+        def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **more: Any) -> Any:
+            chosen = "PLOTLY_RENDERER" in os.environ or "plotly.io._renderers" in sys.modules
+            if chosen and importlib.import_module("plotly.io").renderers.default != _HEAVY:
+                return super()._repr_mimebundle_(include, exclude, **more)
+            return {MIME: json.loads(self.to_json(validate=False))}
+
+    return Figure
 
 
 def new(title: str, *, theme: Theme = "auto", x: str = "", y: str = "", note: str = "") -> Any:
@@ -43,7 +65,7 @@ def new(title: str, *, theme: Theme = "auto", x: str = "", y: str = "", note: st
         "tickcolor": ink["axis"],
         "automargin": True,
     }
-    figure = plotly().Figure(
+    figure = figure_class()(
         layout={
             "title": {"text": title, "x": 0, "xref": "paper", "font": {"size": 15}},
             "font": {

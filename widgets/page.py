@@ -37,7 +37,7 @@ def bundle(recipe: Recipe, last: Run | None, missing: str = "") -> dict[str, Any
         except MissingExtra:
             return out
         figures.add_note(figure, html.escape(notice))
-        out["application/vnd.plotly.v1+json"] = figure.to_plotly_json()
+        out[figures.MIME] = figure.to_plotly_json()
     return out
 
 

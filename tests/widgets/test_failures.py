@@ -323,3 +323,22 @@ def test_the_script_is_one_module_that_fetches_nothing_and_writes_no_markup() ->
     )
     assert "http" not in script.replace("http://www.w3.org/2000/svg", "")
     assert "url(" not in str(live._css)
+
+
+_FIRST = """
+import sys
+from workbench.widgets import Panel
+panel = Panel("tiny", sampling={"max_tokens": 4})
+panel.widget
+panel.run("Why?").result(60)
+print(sorted(panel.to_figure("steps")._repr_mimebundle_()))
+panel.close()
+heavy = ("nbformat", "jsonschema", "pandas", "scipy", "transformers.models.auto.tokenization_auto")
+print([m for m in heavy if m in sys.modules])
+"""
+
+
+def test_the_first_picture_imports_no_more_than_it_needs() -> None:
+    done = subprocess.run([sys.executable, "-c", _FIRST], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["['application/vnd.plotly.v1+json']", "[]"]

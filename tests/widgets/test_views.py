@@ -119,3 +119,17 @@ def test_code_forms() -> None:
     assert PanelState.from_json(as_code(state, "json")) == state
     with pytest.raises(OptionError):
         as_code(state, "yaml")  # type: ignore[arg-type]
+
+
+def test_a_renderer_that_somebody_chose_is_used(pair: Any) -> None:
+    import plotly.io as pio
+
+    figure = views.to_figure("steps", *pair)
+    before = pio.renderers.default
+    try:
+        pio.renderers.default = "notebook_connected"
+        assert "text/html" in figure._repr_mimebundle_()
+        pio.renderers.default = "plotly_mimetype+notebook"
+        assert set(figure._repr_mimebundle_()) == {"application/vnd.plotly.v1+json"}
+    finally:
+        pio.renderers.default = before

@@ -21,6 +21,7 @@ from workbench.models.stream import StreamDecoder
 from workbench.spec.errors import TokenizerError, UnsafeFile
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")  # tokenizer.json as it stands
 _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
 
 
@@ -132,10 +133,8 @@ def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
         return _from_gguf(path)
     folder = resolve(name_or_path)
     _check_folder(folder)
-    from transformers import AutoTokenizer
-
     try:
-        hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        hf = _loader(folder).from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise TokenizerError(
             f"The tokenizer of {folder} cannot be loaded: {error}",
@@ -146,6 +145,23 @@ def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
     generation = read_json(folder, "generation_config.json") if (folder / _CONFIGS[2]).is_file() else {}
     vocab = (text or config).get("vocab_size", config.get("vocab_size"))
     return Tokenizer(hf, _eos_ids(config, text or {}, generation), vocab)
+
+
+def _loader(folder: Path) -> Any:
+    """The ``transformers`` class that reads the folder's tokenizer.
+
+    ``AutoTokenizer`` imports model code before it looks, most of a second; a folder whose tokenizer is its
+    ``tokenizer.json`` and nothing else needs none of it, and is read by the class it names.
+    """
+    config = folder / "tokenizer_config.json"
+    named = read_json(folder, config.name).get("tokenizer_class") if config.is_file() else None
+    if named in _PLAIN_CLASSES and (folder / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _from_gguf(path: Path) -> Tokenizer:
