@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from workbench.engine.drafting import Drafting
 from workbench.engine.engine import Engine
 from workbench.engine.seams import DraftContext, DraftTree
 
@@ -98,7 +99,7 @@ class Replay:
 
 def attach(engine: Engine, drafter: Any) -> Engine:
     """Put a drafter into an engine that was built with ``ngram``."""
-    engine.drafter, engine.max_draft = drafter, drafter.max_draft
+    engine.drafting = Drafting(drafter)
     return engine
 
 

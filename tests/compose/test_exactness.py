@@ -176,7 +176,7 @@ def preempt_now_and_then(engine: Any) -> None:
         if running and engine.steps and (engine.steps + 1).bit_count() == 1:
             victim = running[-1]
             engine.scheduler.preempt(victim, Selection())
-            engine._stop_drafting(victim)
+            engine.drafting.forget(victim)
             engine.forced += 1
         return step()
 

@@ -116,7 +116,7 @@ def test_bytes_shown_are_bytes_of_storages(lab: ModuleType, id: str, family: str
     outcome(lab, made)
     shown = made.memory()
     assert all(isinstance(v, int) and v >= 0 for v in shown.values())
-    drafts = made.drafter.nbytes() if made.drafter is not None else 0
+    drafts = made.drafting.nbytes()
     assert shown["draft"] == drafts
     # A codec holds no cache, only an index of the rows of the step that runs: activations, as in any layer.
     codecs = ("codec", "_open_codec")

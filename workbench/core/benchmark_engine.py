@@ -66,7 +66,7 @@ class Decode(_OnEngine):
 
     def turn(self, seed: int) -> Turn:
         """Prefill outside the clock, then time the decode steps."""
-        budget = (self.tokens + 1) * (self.engine.max_draft + 1) + 1
+        budget = (self.tokens + 1) * (self.engine.drafting.max_draft + 1) + 1
         self.prefill(random_prompts(self.engine.vocab_size, self.batch, self.context, seed), budget)
         made, steps = 0, list[StepEvent]()
         with Stopwatch(self.device) as watch:

@@ -155,7 +155,6 @@ def build_engine(
         context=plan.limits.max_context,
         eos_ids=eos_ids,
         drafter=drafter,
-        max_draft=drafter.max_draft if drafter is not None else 0,
         verify=verify,
         make_stream=make_stream,
         static_bytes={"weights": decoder.weights.nbytes() + decoder.table_nbytes},

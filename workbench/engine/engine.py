@@ -11,25 +11,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from time import perf_counter
 
+from workbench.engine.admission import token_budget
 from workbench.engine.choose import Chooser
 from workbench.engine.clock import PhaseClock
 from workbench.engine.commit import commit_tokens, flush_text
+from workbench.engine.drafting import Drafting
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
 from workbench.engine.scheduler import Scheduler, Selection
-from workbench.engine.seams import DraftContext, Drafter, DraftTree, SpanPlan, StepPlan, Verify
+from workbench.engine.seams import Drafter, DraftTree, SpanPlan, StepPlan, Verify
 from workbench.engine.sequence import Request, Sequence
+from workbench.engine.spans import plan_spans
 from workbench.engine.stops import StopMatcher
 from workbench.engine.text import MakeStream
-from workbench.spec.errors import (
-    CapacityError,
-    DuplicateRequest,
-    EmptyPrompt,
-    InvariantError,
-    MaskError,
-    PromptTooLong,
-    RequestError,
-)
+from workbench.spec.errors import DuplicateRequest, RequestError
 from workbench.spec.events import DraftRecord, FinishReason, RequestEvent, StepEvent, TokenInfo
 
 
@@ -49,7 +44,6 @@ class Engine:
         context: int,
         eos_ids: Collection[int] = (),
         drafter: Drafter | None = None,
-        max_draft: int = 0,
         verify: Verify | None = None,
         make_stream: MakeStream | None = None,
         static_bytes: Mapping[str, int] | None = None,
@@ -61,8 +55,7 @@ class Engine:
         self.context = context
         self.vocab_size = executor.decoder.config.vocab_size
         self.eos_ids = frozenset(eos_ids)
-        self.drafter = drafter
-        self.max_draft = max_draft if drafter is not None else 0
+        self.drafting = Drafting(drafter)
         self.make_stream = make_stream
         self.static_bytes = dict(static_bytes or {})
         self.path = path
@@ -70,7 +63,6 @@ class Engine:
         self._chooser = Chooser(verify, self.vocab_size)
         self._requests: dict[str, list[Sequence]] = {}
         self._ids = 0
-        self._drafting: set[int] = set()
 
     # -- requests -----------------------------------------------------------------------------------
 
@@ -86,41 +78,21 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request.
 
-        Raises :class:`EmptyPrompt`, :class:`PromptTooLong`, :class:`CapacityError` (it could never fit),
-        :class:`DuplicateRequest`, :class:`MaskError`.
+        Raises :class:`DuplicateRequest`, and what :func:`~workbench.engine.admission.token_budget` raises for
+        a request that can never be served.
         """
         if request.id in self._requests:
             raise DuplicateRequest(
                 f"Request id {request.id!r} is still alive.", hint="Abort it or use another id."
             )
-        prompt, params = request.prompt, request.params
-        if not prompt:
-            raise EmptyPrompt("The prompt has no tokens.", hint="Give at least one token or some text.")
-        bad = next((t for t in prompt if not 0 <= t < self.vocab_size), None)
-        if bad is not None:
-            raise MaskError(
-                f"Token id {bad} of the prompt is not in the vocabulary of {self.vocab_size} tokens."
-            )
-        room = self.context - len(prompt)
-        if room < 0 or (room == 0 and params.max_tokens > 0):
-            raise PromptTooLong(
-                f"The prompt has {len(prompt)} tokens; the context holds {self.context} with the answer.",
-                hint=f"Shorten the prompt to {self.context - 1} tokens or raise the context limit.",
-            )
-        budget = min(params.max_tokens, room)
-        slots = len(prompt) + max(budget - 1, 0)
-        if self.kv.pages_for(slots) > self.kv.pages:
-            raise CapacityError(
-                f"It needs {slots} KV slots ({self.kv.pages_for(slots)} pages of {self.kv.page_size}); "
-                f"the whole pool has {self.kv.pages} pages.",
-                hint="Lower max_tokens, shorten the prompt, or enlarge the KV pool (kv_pool_tokens).",
-            )
-        if params.n > self.scheduler.max_sequences:
-            raise CapacityError(
-                f"It asks for {params.n} samples; the engine runs {self.scheduler.max_sequences} at a time.",
-                hint="Lower n, or raise max_sequences.",
-            )
-        samples = [self._sequence(request, i, budget) for i in range(params.n)]
+        budget = token_budget(
+            request,
+            self.kv,
+            context=self.context,
+            vocab_size=self.vocab_size,
+            max_sequences=self.scheduler.max_sequences,
+        )
+        samples = [self._sequence(request, i, budget) for i in range(request.params.n)]
         samples[0].siblings = samples[1:]
         self._requests[request.id] = samples
         self.scheduler.add(samples[0])
@@ -152,14 +124,14 @@ class Engine:
         """Run one iteration and return what happened."""
         clock = PhaseClock()
         self.steps += 1
-        selection = self.scheduler.select(self.max_draft)
+        selection = self.scheduler.select(self.drafting.max_draft)
         clock("schedule")
-        drafts = self._draft(selection)
+        drafts = self.drafting.propose(selection)
         clock("draft")
         self.scheduler.secure(selection, drafts)
         for seq in selection.preempted:
-            self._stop_drafting(seq)
-        spans = self._spans(selection, drafts)
+            self.drafting.forget(seq)
+        spans = plan_spans(selection, drafts)
         clock("schedule")
         events: list[RequestEvent] = []
         records: list[DraftRecord] = []
@@ -199,45 +171,6 @@ class Engine:
             stops=StopMatcher(params.stop, params.include_stop) if params.stop else None,
         )
 
-    def _draft(self, selection: Selection) -> dict[int, DraftTree]:
-        if self.drafter is None:
-            return {}
-        contexts = []
-        for seq, room in zip(selection.decodes, selection.room, strict=True):
-            if room <= 0 or seq.siblings:
-                continue
-            if seq.id not in self._drafting:
-                self.drafter.begin(seq.id, seq.tokens)
-                self._drafting.add(seq.id)
-            contexts.append(DraftContext(seq.id, seq.tokens, room, seq.params.greedy))
-        trees = self.drafter.propose(contexts) if contexts else []
-        out = {c.seq: t for c, t in zip(contexts, trees, strict=True) if t is not None and t.tokens}
-        for c in contexts:  # a longer draft would cross the budget, the page pool or a codec's boundary
-            if c.seq in out and len(out[c.seq].tokens) > c.room:
-                n = len(out[c.seq].tokens)
-                raise InvariantError(f"{self.drafter.name} drafted {n} tokens where {c.room} were asked for.")
-        return out
-
-    def _spans(
-        self, selection: Selection, drafts: Mapping[int, DraftTree]
-    ) -> list[tuple[Sequence, SpanPlan]]:
-        out = []
-        for seq, n in [(s, 1) for s in selection.decodes] + selection.prefills:
-            start, done = seq.computed, seq.computed + n == len(seq.tokens)
-            tokens = tuple(seq.tokens[start : start + n])
-            positions = tuple(range(start, start + n))
-            parents = None
-            logits = n if seq.params.prompt_logprobs is not None and start < seq.prompt_len else int(done)
-            tree = drafts.get(seq.id)
-            if tree is not None:
-                tokens += tree.tokens
-                positions += tuple(start + d for d in tree.depths())
-                parents = None if tree.is_chain else (-1, *(p + 1 for p in tree.parents))
-                logits = len(tokens)
-            tables = tuple(tuple(t) for t in seq.tables)
-            out.append((seq, SpanPlan(seq.id, tokens, positions, start, tables, logits, parents)))
-        return out
-
     def _commit(
         self,
         seq: Sequence,
@@ -271,8 +204,7 @@ class Engine:
                     expected=path.expected,
                 )
             )
-        if self.drafter is not None and seq.id in self._drafting and gained.kept:
-            self.drafter.commit(seq.id, [i.id for i in gained.infos])
+        self.drafting.commit(seq, gained.infos)
         if infos and seq.siblings:
             self._fork(seq, choice[1:], events)
         if gained.kept or seq.finish:
@@ -313,15 +245,10 @@ class Engine:
 
     def _retire(self, seq: Sequence) -> None:
         self.scheduler.remove(seq)
-        self._stop_drafting(seq)
+        self.drafting.forget(seq)
         samples = self._requests.get(seq.request.id)
         if samples is not None and all(s.state == "finished" for s in samples):
             del self._requests[seq.request.id]
-
-    def _stop_drafting(self, seq: Sequence) -> None:
-        if seq.id in self._drafting and self.drafter is not None:
-            self.drafter.forget(seq.id)
-            self._drafting.discard(seq.id)
 
     def _event(self, seq: Sequence, infos: tuple[TokenInfo, ...], text: str) -> RequestEvent:
         first = bool(infos) and seq.n_generated == len(infos)
@@ -338,8 +265,8 @@ class Engine:
 
     def memory(self) -> dict[str, int]:
         """Bytes by category, from storages held; categories add up to what the engine holds."""
-        draft = self.drafter.nbytes() if self.drafter is not None else 0
-        return {**self.static_bytes, **self.kv.nbytes(self.scheduler.running), "draft": draft}
+        kv = self.kv.nbytes(self.scheduler.running)
+        return {**self.static_bytes, **kv, "draft": self.drafting.nbytes()}
 
     def _step_event(
         self,

@@ -108,7 +108,6 @@ class NgramDrafter:
     name = "ngram"
 
     def __init__(self, config: Config) -> None:
-        self.max_draft = config.k
         self.config = config
         self.max_draft = config.k
         self._indexes: dict[int, NgramIndex] = {}

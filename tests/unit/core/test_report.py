@@ -112,7 +112,7 @@ def test_kvc_15_memory_shown_equals_the_bytes_of_the_tensors_held(
 ) -> None:
     engine = lab.make_engine(*uses, dtype="float32", numerics="fast")
     ran = lab.run_engine(engine, lab.prompts_of(3), max_tokens=9, ignore_eos=True)
-    draft = engine.drafter.nbytes() if engine.drafter is not None else 0
+    draft = engine.drafting.nbytes()
     held = sum(
         t.untyped_storage().nbytes()
         for store in engine.kv.stores

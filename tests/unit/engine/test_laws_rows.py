@@ -157,7 +157,7 @@ def test_law_2_an_aborted_request_leaves_no_trace(lab, scripted, codec):
     engine.abort("a")
     assert engine.kv.pools[0].used == 0
     assert engine.memory()["draft"] == 0
-    engine.drafter = None
+    engine.drafting.drafter = None
     again = lab.run_engine(engine, [PROMPT], max_tokens=12, logprobs=0)
     assert again.ids() == clean.ids()
     assert again.logprobs() == clean.logprobs()

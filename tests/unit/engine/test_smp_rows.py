@@ -41,7 +41,7 @@ def test_smp_03_extreme_settings_keep_only_the_best_token(lab, scripted, samplin
     if drafted:
         scripted.attach(engine, scripted.Replay([[1, 2] + [0] * 12], 4))
     else:
-        engine.drafter = None
+        engine.drafting.drafter = None
     scripted.say(engine, lambda seq, position: row(2.0, 1.0, 0.0))
     for seed in range(6):
         ran = lab.run_engine(engine, [[1, 2]], max_tokens=12, seed=seed, **sampling)

@@ -163,7 +163,7 @@ def test_spd_09_stop_strings_straddle_tokens(lab, scripted, engine4, k, ids, sam
     engine.make_stream = scripted.stream_of(STOP_TEXT)
     scripted_engine(scripted, engine, [*prompt, *ids], k=max(k, 1))
     if not k:
-        engine.drafter = None
+        engine.drafting.drafter = None
     ran = lab.run_engine(engine, [prompt], **{"max_tokens": 12, **sampling}, stop=("STOP",))
     assert ran.text() == text
     assert ran.finish() == finish
@@ -318,7 +318,7 @@ def test_a_draft_longer_than_asked_for_is_an_error_and_the_engine_goes_on(lab, s
     assert [e.finish for e in engine.reset()] == ["error"]
     engine.kv.check()
     assert engine.kv.pools[0].used == 0
-    engine.drafter = None
+    engine.drafting.drafter = None
     assert len(lab.run_engine(engine, [[1, 2, 3]], max_tokens=4).ids()) == 4
 
 

@@ -262,10 +262,12 @@ def test_srv_11_nothing_grows_over_hundreds_of_requests(lab):
         index = len(engine.kv.index)
         assert index == pool.cached
         if i in (249, 499):
-            sizes.append((pool.cached, index, len(pool._published), engine.drafter.nbytes(), engine.memory()))
+            sizes.append(
+                (pool.cached, index, len(pool._published), engine.drafting.nbytes(), engine.memory())
+            )
     assert sizes[0] == sizes[1]
     assert not engine._requests
-    assert not engine._drafting
+    assert not engine.drafting._known
     engine.kv.check()
 
 

@@ -1,0 +1,41 @@
+"""What a request must satisfy before it is queued; everything later in the engine relies on it."""
+
+from __future__ import annotations
+
+from workbench.engine.kv import KVCache
+from workbench.engine.sequence import Request
+from workbench.spec.errors import CapacityError, EmptyPrompt, MaskError, PromptTooLong
+
+
+def token_budget(request: Request, kv: KVCache, *, context: int, vocab_size: int, max_sequences: int) -> int:
+    """Output tokens a request may be given, or the error that says why it can never be served.
+
+    Raises :class:`EmptyPrompt`, :class:`MaskError` (ids the model lacks), :class:`PromptTooLong` (no room
+    in the context), :class:`CapacityError` (more pages or samples than the engine has).
+    """
+    prompt, params = request.prompt, request.params
+    if not prompt:
+        raise EmptyPrompt("The prompt has no tokens.", hint="Give at least one token or some text.")
+    bad = next((t for t in prompt if not 0 <= t < vocab_size), None)
+    if bad is not None:
+        raise MaskError(f"Token id {bad} of the prompt is not in the vocabulary of {vocab_size} tokens.")
+    room = context - len(prompt)
+    if room < 0 or (room == 0 and params.max_tokens > 0):
+        raise PromptTooLong(
+            f"The prompt has {len(prompt)} tokens; the context holds {context} with the answer.",
+            hint=f"Shorten the prompt to {context - 1} tokens or raise the context limit.",
+        )
+    budget = min(params.max_tokens, room)
+    slots = len(prompt) + max(budget - 1, 0)  # the last token's KV is never written
+    if kv.pages_for(slots) > kv.pages:
+        raise CapacityError(
+            f"It needs {slots} KV slots ({kv.pages_for(slots)} pages of {kv.page_size}); "
+            f"the whole pool has {kv.pages} pages.",
+            hint="Lower max_tokens, shorten the prompt, or enlarge the KV pool (kv_pool_tokens).",
+        )
+    if params.n > max_sequences:
+        raise CapacityError(
+            f"It asks for {params.n} samples; the engine runs {max_sequences} at a time.",
+            hint="Lower n, or raise max_sequences.",
+        )
+    return budget
