@@ -50,9 +50,7 @@ def numbers(run: Run) -> Iterator[Metric]:
     yield from run.metrics
     if any(name in run.memory for name in KV_IN_USE):
         used = sum(run.memory.get(name, 0) for name in KV_IN_USE)
-        yield Metric(
-            "memory_kv", used, "B", better="lower", note="of live sequences, empty slots included"
-        )
+        yield Metric("memory_kv", used, "B", better="lower", note="of live sequences, empty slots included")
     for name, held in run.memory.items():
         better: Literal["lower", ""] = "" if name in _NEUTRAL else "lower"
         yield Metric(f"memory_{name}", held, "B", better=better)
