@@ -80,11 +80,11 @@ class RequestJob(Job):
     """A batch of prompts on its way through the engine."""
 
     def __init__(
-        self, requested: Sequence[Requested], label: str, notify: Callable[[Event], None], session: Any
+        self, requested: Sequence[Requested], label: str, notify: Callable[[Event], None], profile: str
     ) -> None:
         super().__init__("request", label, notify)
         self.requested = list(requested)
-        self.profile: str = session.profile
+        self.profile = profile
         self.added = False
         self.submitted = perf_counter()
         self._parts = [_Part(f"{self.id}/{i}", r) for i, r in enumerate(self.requested)]

@@ -224,3 +224,14 @@ def test_books_broken_beyond_repair_give_a_new_engine(open_session, slow_down, u
     assert session.generate("Hello", max_tokens=4).token_ids == before
     assert session._state.engine is not broken
     session._state.engine.kv.check()
+
+
+def test_a_session_nobody_holds_closes_itself(model_folder):
+    session = Session(str(model_folder("llama")), dtype="float32", limits=LIMITS)
+    assert session.generate("Hello", max_tokens=2).state == "done"
+    worker, decoder = session._worker, weakref.ref(session._state.engine.executor.decoder)
+    del session
+    gc.collect()
+    worker.join(WAIT)
+    assert not worker.is_alive()
+    assert decoder() is None
