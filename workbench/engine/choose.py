@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.clock import PhaseClock
-from workbench.engine.processing import best, law, logprobs, not_finite, scores
+from workbench.engine.processing import best, first_max, law, logprobs, not_finite, scores
 from workbench.engine.sampling import PositionNoise, check_alive, row_masks, row_paths
 from workbench.engine.seams import DraftTree, LogitsMask, SpanPlan, Verdict, Verify
 from workbench.engine.sequence import Sequence
@@ -45,7 +45,7 @@ class Chooser:
         chosen: list[int] = []
         finite: list[bool] = []
         if any(span.logits and _plain(seq) for seq, span, _ in work):
-            peak, index = torch.max(logits, dim=-1)  # ties: the lowest id
+            peak, index = first_max(logits)
             chosen, finite = index.tolist(), torch.isfinite(peak).tolist()
         out: list[list[Tokens] | RequestError] = []
         for i, (seq, span, tree) in enumerate(work):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from workbench.engine.params import SamplingParams as P
-from workbench.engine.processing import best, logprobs, process, scores
+from workbench.engine.processing import best, first_max, logprobs, process, scores
 from workbench.spec.errors import MaskError, RequestError
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0]])
@@ -144,3 +144,15 @@ def test_logprobs_are_the_models_own():
     assert abs(top[0][1] - math.log(0.5)) < 1e-12
     assert logprobs(logits, [0]) == [(pytest.approx(math.log(0.1)), ())]
     assert len(logprobs(logits, [0], 99)[0][1]) == 4
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 255, 256, 257, 1000, 2048])
+def test_the_first_maximum_is_torchs_whatever_the_vocabulary(vocab: int) -> None:
+    draw = torch.Generator().manual_seed(vocab)
+    x = torch.randint(-3, 4, (64, vocab), generator=draw).float()  # ties everywhere
+    x[0] = float("-inf")
+    peak, index = first_max(x)
+    assert torch.equal(index, x.argmax(-1))
+    assert torch.equal(peak, x.max(-1).values)
+    x[3, vocab // 2] = float("nan")
+    assert first_max(x)[0][3].isnan()
