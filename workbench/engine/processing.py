@@ -63,12 +63,12 @@ def best(scored: Tensor) -> list[int]:
 
 
 def first_max(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The maximum of each row of ``x`` [R, V] and the lowest index that has it, both [R]; NaN counts as largest.
+    """The maximum of each row of ``x`` [R, V] and the lowest index that has it, both [R]; NaN is largest.
 
     ``amax`` is vectorised where ``argmax`` is not: over a vocabulary it is ten times faster. So blocks are
     compared by their maxima, and only the first best block is searched.
     """
-    rows, width = x.shape
+    width = x.shape[1]
     whole = width // _BLOCK * _BLOCK
     tops = x[:, :whole].unflatten(1, (-1, _BLOCK)).amax(-1) if whole else x[:, :0]
     if whole < width:
