@@ -19,6 +19,9 @@ from torch import Tensor
 from workbench.engine.params import SamplingParams
 from workbench.spec.errors import MaskError, RequestError
 
+#: Width of the blocks whose maxima are compared first.
+_BLOCK = 256
+
 
 def process(
     logits: Tensor,
