@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 _DOING = {
     "run": "starting a run",
+    "open": "opening another model",
+    "example": "choosing a prompt",
+    "chat": "changing the prompt",
+    "measure": "measuring quality",
     "prompt": "changing the prompt",
     "sampling": "setting {}",
     "stop": "stopping the run",
@@ -72,9 +76,19 @@ class Clicks:
                     )
                 number = float(value) if name in _FRACTIONS else int(value)
                 panel.sampling = {**panel.sampling, name: number}
+            elif do == "open":
+                panel.open(**{k: message[k] for k in ("model", "device", "dtype") if message.get(k)})
+            elif do == "look":
+                panel.look()
+            elif do == "example":
+                panel.use_prompt(message["name"])
+            elif do == "chat":
+                panel.chat = bool(message["on"])
+            elif do == "unmeasure":
+                panel.stop_measuring()
             elif do == "dismiss":
                 panel.show_problem(None)
-            elif do in ("stop", "pin", "save"):
+            elif do in ("stop", "pin", "save", "measure"):
                 getattr(panel, do)()
             else:
                 raise OptionError(f"The panel has no action {do!r}.")

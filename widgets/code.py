@@ -34,7 +34,11 @@ def as_code(state: PanelState, form: Form = "python") -> str:
 def _cli(state: PanelState) -> str:
     parts = ["workbench run", f"--model {shlex.quote(state.model)}"]
     parts += [f"--use {shlex.quote(use.to_text())}" for use in state.recipe]
+    for name, default in (("dtype", "bfloat16"), ("device", "cpu"), ("numerics", "fast")):
+        if getattr(state, name) != default:
+            parts.append(f"--{name} {shlex.quote(getattr(state, name))}")
     parts.append(f"--prompt {shlex.quote(state.prompt)}")
+    parts.append("--chat" if state.chat else "--raw")
     parts += [f"{flag} {state.sampling[name]}" for name, flag in _FLAGS.items() if name in state.sampling]
     parts += [f"--stop {shlex.quote(s)}" for s in state.sampling.get("stop", ())]
     return " \\\n  ".join(parts)

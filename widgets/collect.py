@@ -22,7 +22,7 @@ STRIP = 120  # steps in the strip
 class LiveRun:
     """What one run has shown so far. Times are seconds of ``perf_counter``."""
 
-    recipe_key: str
+    place: str  # model, number format, device, recipe
     recipe: str
     submitted: float
     total: int

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +25,8 @@ from workbench.spec.run import Run
 from workbench.spec.technique import Scalar
 from workbench.widgets.collect import LiveRun
 from workbench.widgets.handle import PanelRun
+from workbench.widgets.measuring import Measuring
+from workbench.widgets.opening import Opening
 from workbench.widgets.problem import Problem
 from workbench.widgets.state import PanelState
 from workbench.widgets.timeline import Timeline
@@ -34,13 +37,22 @@ KEPT_RUNS = 20
 class Controller:
     """State and actions of a panel. ``changed`` is called, from any thread, whenever something did."""
 
-    def __init__(self, session: Any, state: PanelState, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, session: Any, state: PanelState, changed: Callable[[], None], owns: bool = False
+    ) -> None:
         self.session = session
+        self.owns = owns  # the session is closed with the panel
         self.lock = threading.RLock()
-        self.state = replace(state, recipe=session.recipe)
+        self.state = state.of_session(session)
         self.recipes: Timeline[Recipe] = Timeline(session.recipe)
         self.live: LiveRun | None = None
         self.runs: deque[Run] = deque(maxlen=KEPT_RUNS)
+        self.history: deque[Run] = deque(maxlen=KEPT_RUNS)  # runs and measurements, as they ended
+        self.measured: dict[str, Run] = {}  # quality by place
+        self.states: dict[str, PanelState] = {}  # what the panel showed when a run began, by run
+        self.measuring = Measuring()
+        self.opening: Opening | None = None
+        self.wanted: dict[str, str] = {}  # what is being opened: model, device, dtype
         self.pinned: Run | None = None
         self.problem: Problem | None = None
         self.progress = ""  # of the recipe being put in place
@@ -52,7 +64,8 @@ class Controller:
         self._leaving: dict[str, tuple[Any, PanelRun]] = {}  # stopped for a newer run, not ended yet
         self._handle: PanelRun | None = None
         self._availability: tuple[str, dict[str, str]] = ("", {})
-        self._unlisten = session.listen(self._take)
+        self._submitted, self._measured_place = self.state, ""
+        self._unlisten = session.listen(partial(self._take, session))
 
     # -- what can be seen -------------------------------------------------------------------------------
 
@@ -73,18 +86,23 @@ class Controller:
 
     @property
     def switching(self) -> bool:
-        """A recipe is being put in place."""
-        return self._applying is not None
+        """A recipe or a model is being put in place."""
+        return self._applying is not None or self.opening is not None
 
     @property
     def busy(self) -> bool:
         """Something was asked for that has not happened yet."""
-        return self._applying is not None or self._handle is not None
+        return self.switching or self._handle is not None
+
+    @property
+    def place(self) -> str:
+        """Model, number format, device and recipe on screen: what is shown of another place is stale."""
+        return self.state.place
 
     @property
     def stale(self) -> bool:
-        """What is shown was produced by another recipe than the one that is switched on."""
-        return self.live is not None and self.live.recipe_key != self.recipe.key
+        """What is shown was produced by another recipe or model than the one that is switched on."""
+        return self.live is not None and self.live.place != self.place
 
     def standing_against(self, ids: list[str]) -> dict[str, str]:
         """Why each technique cannot be switched on now, in a sentence; empty for those that can."""
@@ -129,27 +147,98 @@ class Controller:
     def _post(self, recipe: Recipe) -> Any:
         job = self.session.apply(recipe)
         self.problem, self._applying, self.progress = None, job, "switching"
+        self._leave_run()
+        self._changed()
+        return job
+
+    def _leave_run(self) -> None:
+        """The run in flight ends; it starts again once what it waits for is in place."""
         if self._job is not None:
             self._job.cancel()
             self._job, self._request = None, ""  # its late events are of the old recipe
             if self._handle is not None:
                 self._handle.restarts += 1
+
+    # -- model, device, number format -------------------------------------------------------------------
+
+    def open(self, make: Callable[[], Any], wanted: dict[str, str]) -> Opening:
+        """Replace the session by the one ``make`` builds; a run in flight starts again on it."""
+        label = " · ".join(wanted.values())
+        with self.lock:
+            if self.opening is not None:
+                self.opening.cancel()
+            self.problem, self.wanted = None, wanted
+            self._leave_run()
+            opening = self.opening = Opening(label, make, self._opened, self._changed)
+            opening.start()
+        self._changed()
+        return opening
+
+    def _opened(self, opening: Opening, session: Any, error: BaseException | None) -> None:
+        """In the opening's thread: take the new session over, or stay where we are."""
+        unwanted = session  # a newer opening, or the panel's end, came first
+        with self.lock:
+            if opening is self.opening:
+                self.opening, self.wanted, unwanted = None, {}, None
+                if session is not None:
+                    unwanted = self.session if self.owns else None
+                    self._adopt(session)
+                else:
+                    if opening.state == "failed" and error is not None:
+                        self.problem = Problem.of(error, where=f"opening {opening.label}")
+                    self._end(opening.state, None, opening.error)
+        if unwanted is not None:
+            unwanted.close()  # not under the lock: its worker may be waiting for it
+        self._changed()
+
+    def _adopt(self, session: Any) -> None:
+        self._unlisten()
+        self.measuring.cancel()
+        recipe, self.owns = self.recipe, True
+        self.state = self.state.of_session(session, before=self.session)
+        self.session, self._applied, self._applying = session, session.recipe, None
+        self._availability = ("", {})
+        self._unlisten = session.listen(partial(self._take, session))
+        self._show_recipe(session.recipe)
+        try:
+            if recipe.key != session.recipe.key:  # switched while the session was being opened
+                self.apply(recipe)
+        except WorkbenchError as err:
+            self.problem = Problem.of(err, where=f"switching to {recipe}")
+        if self._applying is None:
+            self._go_on()
+
+    # -- quality ----------------------------------------------------------------------------------------
+
+    def measure(self, **settings: Any) -> Any:
+        """Measure the recipe on screen against plain; a task of the session."""
+        with self.lock:
+            self.problem = None
+            job = self.measuring.start(self.session, self.recipe, **settings)
+            self._measured_place = self.place
         self._changed()
         return job
+
+    def _measure_ended(self, job: Any) -> None:
+        if job.error is not None and job.state == "failed":
+            self.problem = Problem.of(job.error, where="measuring quality")
+        elif job.state == "done" and job.value is not None:
+            self.measured[self._measured_place] = job.value
+            self.history.append(job.value)
 
     # -- running ----------------------------------------------------------------------------------------
 
     def run(self) -> PanelRun:
         """Run the prompt with the recipe on screen; a run in flight is stopped first."""
         with self.lock:
-            self.stop()
+            self._stop_run()
             if self._job is not None and self._handle is not None:
                 self._leaving[self._job.id] = (self._job, self._handle)
                 self._job = None
             self.problem = None
             handle = self._handle = PanelRun(self._stop_handle)
             try:
-                if self._applying is None:
+                if not self.switching:
                     self._submit()
             except BaseException:
                 self._handle = None
@@ -159,15 +248,23 @@ class Controller:
             return handle
 
     def stop(self) -> None:
-        """Stop the run in flight, within one engine step; its partial result is kept."""
+        """Stop the run in flight, within one engine step, and keep its partial result; without one, what is
+        being opened or measured."""
         with self.lock:
-            job, handle = self._job, self._handle
-            if job is not None:
-                job.cancel()
-            elif handle is not None:
-                handle.end("cancelled", None)
-                self._handle = None
+            if self.opening is not None:
+                self.opening.cancel()
+            if not self._stop_run() and self.opening is None:
+                self.measuring.cancel()
             self._changed()
+
+    def _stop_run(self) -> bool:
+        job, handle = self._job, self._handle
+        if job is not None:
+            job.cancel()
+        elif handle is not None:
+            handle.end("cancelled", None)
+            self._handle = None
+        return job is not None or handle is not None
 
     def _stop_handle(self, handle: PanelRun) -> None:
         with self.lock:
@@ -180,7 +277,7 @@ class Controller:
         prompt = [{"role": "user", "content": state.prompt}] if state.chat else state.prompt
         tokenizer = self.session.tokenizer
         self.live = LiveRun(
-            recipe_key=recipe.key,
+            place=self.place,
             recipe=str(recipe),
             submitted=perf_counter(),
             total=params.max_tokens * params.n,
@@ -188,6 +285,7 @@ class Controller:
             decode=lambda ids: str(tokenizer.decode(ids)),
             stream=tokenizer.stream(),
         )
+        self._submitted = state
         job = self.session.submit(prompt, params)
         self._job, self._request = job, job.request_ids[0]
         if self._handle is not None:
@@ -195,8 +293,10 @@ class Controller:
 
     # -- events, on the worker's thread -----------------------------------------------------------------
 
-    def _take(self, event: Event) -> None:
+    def _take(self, session: Any, event: Event) -> None:
         with self.lock:
+            if session is not self.session:
+                return  # the session before says its last words
             if isinstance(event, StepEvent):
                 if self._job is not None and self.live is not None:
                     self.live.take_step(event)
@@ -221,6 +321,10 @@ class Controller:
             if ended:
                 job, handle = self._leaving.pop(event.job_id)
                 handle.end("cancelled", job.value, None)
+        elif event.kind == "task":
+            job = self.measuring.take(event)
+            if job is not None:
+                self._measure_ended(job)
         elif event.kind == "live" and event.state == "done" and self._applying is None:
             self._follow_session()
 
@@ -248,7 +352,7 @@ class Controller:
 
     def _go_on(self) -> None:
         """A run that waits for its recipe starts."""
-        if self._handle is not None and self._job is None:
+        if self._handle is not None and self._job is None and not self.switching:
             self._restart()
 
     def _restart(self) -> None:
@@ -263,6 +367,10 @@ class Controller:
         self._job, self._request = None, ""
         if run is not None and run.outputs:
             self.runs.append(run)
+            self.history.append(run)
+            self.states[run.id] = self._submitted
+            for gone in self.states.keys() - {r.id for r in self.history}:
+                del self.states[gone]
         if job.error is not None:
             self.problem = Problem.of(job.error, where="running the prompt")
         elif run is not None and run.error is not None:
@@ -279,4 +387,9 @@ class Controller:
         """Stop listening; the session stays open."""
         self._unlisten()
         with self.lock:
-            self.stop()
+            opening, self.opening = self.opening, None
+            if opening is not None:
+                opening.cancel()
+            self._stop_run()
+            self.measuring.cancel()
+            self._changed()

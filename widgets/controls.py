@@ -76,8 +76,7 @@ class Controls:
     def __init__(
         self,
         techniques: Sequence[Any],
-        title: str,
-        detail: str,
+        head: Any,
         *,
         presets: Mapping[str, Recipe],
         switch: Switch,
@@ -85,9 +84,6 @@ class Controls:
         undo: Callable[[bool], None],
     ) -> None:
         self.rows = {t.spec.id: Row(t, switch) for t in techniques}
-        head, sub = w.Label(title), w.Label(detail)
-        head.add_class("iwb-head")
-        sub.add_class("iwb-sub")
         self.undo = w.Button(description="undo", icon="undo", tooltip="Back to the recipe before")
         self.redo = w.Button(description="redo", icon="repeat", tooltip="Ahead again")
         self.undo.on_click(lambda _: undo(False))
@@ -104,7 +100,7 @@ class Controls:
         self.search.observe(self._filter, "value")
         buttons = w.HBox([self.undo, self.redo])
         buttons.add_class("iwb-bar-buttons")
-        self.widget = w.VBox([head, sub, self.preset, buttons, self.search, *self._families()])
+        self.widget = w.VBox([head, self.preset, buttons, self.search, *self._families()])
         self.widget.add_class("iwb-controls")
 
     def show(self, recipe: Recipe, remedies: Mapping[str, str], can_undo: bool, can_redo: bool) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import ipywidgets as w
 
-from workbench.widgets import snapshot
+from workbench.widgets import snapshot, where
 from workbench.widgets.clicks import Clicks
 from workbench.widgets.controller import Controller
 from workbench.widgets.controls import Controls
+from workbench.widgets.head import Head
 from workbench.widgets.live import Live
 from workbench.widgets.presets import presets
 
@@ -25,12 +26,10 @@ class Gui:
         clicks: Clicks,
     ) -> None:
         self._controller = controller
-        plan = controller.session.plan
-        detail = f"{plan.dtype} on {plan.device}, {plan.numerics} numerics"
+        self.head = Head(clicks.act)
         self.controls = Controls(
             techniques,
-            controller.state.model,
-            detail,
+            self.head,
             presets=presets(),
             switch=clicks.switch,
             apply=clicks.choose,
@@ -43,6 +42,7 @@ class Gui:
         self.widget.add_class("iwb-root")
         self._tables: object = None
         self._inputs: object = None
+        self._menus: object = None
         self.show()
 
     def show(self) -> None:
@@ -59,17 +59,27 @@ class Gui:
                 "text": {"run": c.live.submitted if c.live is not None else 0, "pieces": snapshot.text(c)},
                 "meters": snapshot.meters(c),
             }
-            inputs = (c.state.prompt, tuple(sorted(c.state.sampling.items())))
+            inputs = (c.state.prompt, c.state.chat, tuple(sorted(c.state.sampling.items())), c.session)
             if inputs != self._inputs:
                 self._inputs = inputs
-                traits["inputs"] = {"prompt": c.state.prompt, "sampling": dict(c.state.sampling)}
-            shown = (c.state, len(c.runs), c.last.id if c.last else "", c.pinned.id if c.pinned else "")
+                traits["inputs"] = snapshot.inputs(c)
+            opening = c.opening.message or "reading the checkpoint" if c.opening is not None else ""
+            menus = (c.session, tuple(c.wanted.items()), opening)
+            if menus != self._menus:
+                self._menus = menus
+                self.head.where = where.menus(c.session.plan, c.wanted, opening)
+            latest = c.history[-1].id if c.history else ""
+            shown = (c.state, latest, c.pinned.id if c.pinned else "")
             if shown != self._tables:
                 self._tables = shown
                 traits["tables"] = snapshot.tables(c)
         with self.live.hold_sync():
             for name, value in traits.items():
                 setattr(self.live, name, value)
+
+    def forget_menus(self) -> None:
+        """Look again, at the next picture, which models and devices there are."""
+        self._menus = None
 
     def close(self) -> None:
         """Take the widgets, and the models behind them, off the screen."""

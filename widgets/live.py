@@ -18,15 +18,16 @@ _SCRIPTS = ("dom.js", "run.js", "meters.js", "tabs.js", "live.js")
 _STYLES = ("live.css", "controls.css")
 
 
-def _joined(names: tuple[str, ...]) -> str:
+def joined(names: tuple[str, ...]) -> str:
+    """Files of ``static/`` as one text, in order."""
     return "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names)
 
 
 class Live(anywidget.AnyWidget):
     """What the front end draws; ``action`` receives its messages, mappings with a name under ``do``."""
 
-    _esm = _joined(_SCRIPTS)
-    _css = _joined(_STYLES)
+    _esm = joined(_SCRIPTS)
+    _css = joined(_STYLES)
     status = traitlets.Dict().tag(sync=True)
     text = traitlets.Dict().tag(sync=True)
     meters = traitlets.Dict().tag(sync=True)

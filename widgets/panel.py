@@ -14,6 +14,7 @@ from typing import Any
 
 from workbench.core import catalog
 from workbench.core.session import Session
+from workbench.models.registry import resolve
 from workbench.spec.errors import Cancelled, OptionError, RecordError
 from workbench.spec.recipe import Recipe
 from workbench.spec.run import Run
@@ -24,8 +25,10 @@ from workbench.widgets.clicks import Clicks
 from workbench.widgets.code import Form, as_code
 from workbench.widgets.controller import Controller
 from workbench.widgets.handle import PanelRun
+from workbench.widgets.opening import Opening
 from workbench.widgets.palette import Theme
 from workbench.widgets.problem import Problem
+from workbench.widgets.prompts import examples
 from workbench.widgets.publisher import Publisher
 from workbench.widgets.state import DEFAULT_PROMPT, PanelState
 from workbench.widgets.table import Table
@@ -55,23 +58,28 @@ class Panel:
         **session_options: Any,
     ) -> None:
         name = session if isinstance(session, str) else model
-        self._owns = bool(name)
         if not name and session is None:
             raise OptionError("A panel needs a session or a model.", hint='For example Panel(model="tiny").')
-        self.session = Session(name, recipe, **session_options) if name else session
+        opened = Session(name, recipe, **session_options) if name else session
+        self._options = session_options or {"profile": opened.profile}  # for sessions opened later
         self.store = store
         self.strict = _strict() if strict is None else strict
         self._gui: Any = None
         self._missing = ""
         if chat is None:
-            chat = self.session.tokenizer.chat_template is not None
-        state = PanelState(self.session.plan.model, self.session.recipe, prompt, dict(sampling or {}), chat)
+            chat = opened.tokenizer.chat_template is not None
+        state = PanelState(opened.plan.model, opened.recipe, prompt, dict(sampling or {}), chat)
         self._publisher = Publisher(self._show)
-        self._controller = Controller(self.session, state, self._publisher.mark)
+        self._controller = Controller(opened, state, self._publisher.mark, owns=bool(name))
         if recipe is not None and not name:
             self.apply(recipe)
 
     # -- state ------------------------------------------------------------------------------------------
+
+    @property
+    def session(self) -> Any:
+        """The session that runs everything; :meth:`open` replaces it."""
+        return self._controller.session
 
     @property
     def recipe(self) -> Recipe:
@@ -85,9 +93,14 @@ class Panel:
 
     @classmethod
     def from_state(cls, state: object, session: Any = None, **options: Any) -> Panel:
-        """The panel of a state (mapping or JSON text), on ``session`` or a new one for the state's model."""
+        """The panel of a state (mapping or JSON text), on ``session`` or a new one for the state's model.
+
+        ``options`` override the state: ``device="cpu"`` opens here what was saved beside a GPU.
+        """
         s = PanelState.from_json(state)
         name = s.model if session is None else ""
+        if session is None:
+            options = {"dtype": s.dtype, "device": s.device, "numerics": s.numerics, **options}
         return cls(
             session,
             model=name,
@@ -108,6 +121,15 @@ class Panel:
         self._edit(prompt=str(text))
 
     @property
+    def chat(self) -> bool:
+        """The prompt is a message for the model's chat template; otherwise it is continued as it stands."""
+        return self._controller.state.chat
+
+    @chat.setter
+    def chat(self, on: bool) -> None:
+        self._edit(chat=bool(on))
+
+    @property
     def sampling(self) -> dict[str, Any]:
         """:class:`SamplingParams` fields that differ from their defaults; assigning replaces them all."""
         return dict(self._controller.state.sampling)
@@ -125,6 +147,11 @@ class Panel:
     def runs(self) -> tuple[Run, ...]:
         """The latest runs, oldest first."""
         return tuple(self._controller.runs)
+
+    @property
+    def history(self) -> tuple[Run, ...]:
+        """The latest runs and quality measurements, oldest first."""
+        return tuple(self._controller.history)
 
     @property
     def pinned(self) -> Run | None:
@@ -152,6 +179,58 @@ class Panel:
         return self._controller.stale
 
     # -- actions ----------------------------------------------------------------------------------------
+
+    def open(self, model: str = "", *, device: str = "", dtype: str = "") -> Opening:
+        """Go on with another model, device or number format; recipe, prompt and sampling stay.
+
+        Returns at once with the :class:`Opening`; the session before is replaced, and closed if the panel
+        opened it, once the new one has its weights. A run in flight starts again on it. Raises
+        :class:`ModelNotFound` for a model that is not on this machine; other errors end the opening and stay
+        on screen.
+        """
+        plan = self.session.plan
+        wanted = {"model": model or plan.model, "device": device or plan.device, "dtype": dtype or plan.dtype}
+        resolve(wanted["model"])
+        options = {"numerics": plan.numerics, **self._options}
+        options |= {"device": wanted["device"], "dtype": wanted["dtype"]}
+        return self._controller.open(lambda: Session(wanted["model"], self.recipe, **options), wanted)
+
+    def use_prompt(self, name: str) -> None:
+        """Take a shipped prompt, by its name in ``prompts.examples()``. Raises :class:`OptionError`."""
+        example = examples().get(name)
+        if example is None:
+            raise OptionError(f"There is no prompt {name!r}.", hint=f"Prompts: {', '.join(examples())}.")
+        self._edit(
+            prompt=example.text, chat=example.chat and self.session.tokenizer.chat_template is not None
+        )
+
+    def measure(self, **settings: Any) -> Any:
+        """Measure the recipe's quality against plain on held-out text; returns the session's task.
+
+        Its result is a :class:`Run` with KL, top-1 agreement and perplexity, kept in :attr:`history`.
+        ``settings``: fields of :class:`QualitySettings`. Raises what ``submit_quality`` raises.
+        """
+        return self._controller.measure(**settings)
+
+    def stop_measuring(self) -> None:
+        """Stop the measurement in flight within one forward pass; nothing of it is kept."""
+        with self.lock:
+            self._controller.measuring.cancel()
+        self._publisher.mark()
+
+    def restore(self, run: Run) -> Any:
+        """Show again what a run of this panel was made from: its recipe, prompt as it was typed, sampling."""
+        state = self._controller.states.get(run.id)
+        if state is None:
+            raise RecordError("This panel does not know that run.", hint="Take one of panel.runs.")
+        self._edit(prompt=state.prompt, chat=state.chat, sampling=dict(state.sampling))
+        return self.apply(state.recipe)
+
+    def look(self) -> None:
+        """Look again which models are on this machine."""
+        if self._gui is not None:
+            self._gui.forget_menus()
+        self._publisher.mark()
 
     def set(self, technique: str, on: bool = True, /, **options: Scalar) -> Any:
         """Switch a technique on with options, change its options, or switch it off. Returns the session's
@@ -183,7 +262,8 @@ class Panel:
         return self._controller.run()
 
     def stop(self) -> None:
-        """Stop the run in flight within one engine step; its partial result is kept."""
+        """Stop the run in flight within one engine step and keep its partial result; without one, stop
+        what is being opened or measured."""
         self._controller.stop()
 
     def pin(self, run: Run | None = None) -> Run:
@@ -234,7 +314,7 @@ class Panel:
         self._publisher.close()
         if self._gui is not None:
             self._gui.close()
-        if self._owns:
+        if self._controller.owns:
             self.session.close()
 
     def __enter__(self) -> Panel:

@@ -13,7 +13,11 @@ from workbench.spec.run import Run
 from workbench.widgets import clean, words
 from workbench.widgets.code import FORMS, as_code
 from workbench.widgets.controller import Controller
+from workbench.widgets.measuring import in_words
+from workbench.widgets.prompts import examples
 from workbench.widgets.views import compare, memory
+
+HISTORY = ("run", "recipe", "decode speed", "TTFT", "TPOT", "KV in use", "τ", "KL", "top-1", "state")
 
 
 def status(c: Controller) -> dict[str, Any]:
@@ -29,8 +33,9 @@ def status(c: Controller) -> dict[str, Any]:
     return {
         "state": now,
         "ended": "failed" if c.problem is not None and not running else ended,
-        "message": c.progress,
-        "stale": "recipe changed" if c.stale else "",
+        "message": f"opening {c.opening.label}" if c.opening is not None else c.progress,
+        "stale": _stale(c),
+        "measuring": c.measuring.shown(),
         "done": done,
         "total": live.total if live is not None else 0,
         "seconds": round(seconds, 1),
@@ -39,6 +44,19 @@ def status(c: Controller) -> dict[str, Any]:
         "can_redo": c.recipes.ahead() is not None,
         "can_pin": last is not None,
         "pinned": memory.label(c.pinned) if c.pinned is not None else "",
+    }
+
+
+def inputs(c: Controller) -> dict[str, Any]:
+    """The prompt, where it comes from, and the sampling fields."""
+    state, known = c.state, examples()
+    return {
+        "prompt": state.prompt,
+        "chat": state.chat,
+        "template": c.session.tokenizer.chat_template is not None,
+        "example": next((e.name for e in known.values() if e.text == state.prompt), ""),
+        "examples": [[e.group, e.name, e.label] for e in known.values()],
+        "sampling": dict(state.sampling),
     }
 
 
@@ -51,8 +69,9 @@ def meters(c: Controller) -> dict[str, Any]:
     """Memory, time, acceptance, quality and path of the run on screen; the pinned one; the difference."""
     live, last = c.live, c.last
     if live is None:
-        return {"tag": "", "phases": list(PHASES), "kind": c.session.plan.kind}
-    finished = last is not None and not c.running and last.recipe_key == live.recipe_key
+        known = {"kind": c.session.plan.kind, "quality": quality(c, None)}
+        return {"tag": "", "phases": list(PHASES), **clean.plain(known)}
+    finished = last is not None and not c.running and live.place == _place(last)
     latency = live.latency()
     if finished and last is not None:  # the run's own numbers, once there are any
         latency |= {m.name: m.value for m in last.metrics if m.name in ("ttft", "tpot", "decode_speed")}
@@ -68,7 +87,7 @@ def meters(c: Controller) -> dict[str, Any]:
         "path": list(live.path),
         "kind": live.kind,
         "tag": f"measured on {c.session.plan.device}, {c.session.plan.numerics}, {c.session.profile} profile",
-        "quality": quality(c, last) if finished else [],
+        "quality": quality(c, last if finished else None),
         "pinned": pinned(c.pinned) if c.pinned is not None else None,
         "delta": _delta(c.pinned, last) if finished else "",
     }
@@ -79,7 +98,22 @@ def meters(c: Controller) -> dict[str, Any]:
 def _delta(a: Run | None, b: Run | None) -> str:
     if a is None or b is None or a is b:
         return ""
-    return words.delta(a, b, f"A ({memory.label(a)})")
+    return words.delta(a, b, f"A ({_named(a, b.model)})")
+
+
+def _named(run: Run, here: str) -> str:
+    """A run's recipe, and its model where that is another one."""
+    return memory.label(run) if run.model == here else f"{run.model}, {memory.label(run)}"
+
+
+def _place(run: Run) -> str:
+    return " ".join((run.model, run.dtype, run.plan.get("device", ""), run.numerics, run.recipe_key))
+
+
+def _stale(c: Controller) -> str:
+    if not c.stale or c.live is None:
+        return ""
+    return "recipe changed" if c.live.place.startswith(c.place[: -len(c.recipe.key)]) else "model changed"
 
 
 def pinned(run: Run) -> dict[str, Any]:
@@ -94,12 +128,12 @@ def pinned(run: Run) -> dict[str, Any]:
 
 
 def quality(c: Controller, last: Run | None) -> list[str]:
-    """What is known of the text's quality: measured metrics, and agreement with the pinned run."""
-    if last is None:
-        return []
-    out = [f"{m.name} {words.describe(m)}" for m in last.metrics if m.name in ("kl", "ppl", "top1_agreement")]
-    if c.pinned is not None and c.pinned is not last and c.pinned.prompts == last.prompts:
-        out.append(f"against A: {words.text_agreement(c.pinned.token_ids, last.token_ids)}")
+    """What is known of the recipe's quality: what was measured, and agreement with the pinned run."""
+    measured = c.measured.get(c.place)
+    out = in_words(measured) if measured is not None else []
+    a = c.pinned
+    if a is not None and last is not None and a is not last and words.same_question(a, last):
+        out.append(f"text against A: {words.text_agreement(a.token_ids, last.token_ids)}")
     return out
 
 
@@ -109,15 +143,17 @@ def tables(c: Controller) -> dict[str, Any]:
     history = [
         [
             str(i),
-            memory.label(r),
+            _named(r, c.state.model),
             _metric(r, "decode_speed"),
             _metric(r, "ttft"),
             _metric(r, "tpot"),
             words.size(words.kv_in_use(r.memory)),
             words.number(r.acceptance.get("tau")),
-            r.state,
+            _metric(r, "kl"),
+            _metric(r, "top1"),
+            "measured" if r.kind == "measure" else r.state,
         ]
-        for i, r in enumerate(runs, 1)
+        for i, r in enumerate(c.history, 1)
     ]
     against = None
     if c.pinned is not None and runs:
@@ -125,7 +161,7 @@ def tables(c: Controller) -> dict[str, Any]:
         against = {"columns": list(table.columns), "rows": [list(r) for r in table.rows], "note": table.note}
     return {
         "history": {
-            "columns": ["run", "recipe", "decode speed", "TTFT", "TPOT", "KV in use", "τ", "state"],
+            "columns": list(HISTORY),
             "rows": history[::-1],
             "note": "Measured in this panel, the latest first." if history else "",
         },

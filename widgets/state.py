@@ -1,4 +1,4 @@
-"""Everything a panel shows, as one small JSON value: model, recipe, prompt, sampling.
+"""Everything a panel shows, as one small JSON value: model, where it runs, recipe, prompt, sampling.
 
 A panel is rebuilt from it after a kernel restart, in a script, or on another machine. It holds no result:
 results are runs, kept by the record store.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, get_args
 
 from workbench.engine.params import SamplingParams
 from workbench.spec.errors import RecipeError
+from workbench.spec.plan import DType, Numerics
 from workbench.spec.recipe import MAX_RECIPE_BYTES, Recipe
 
 DEFAULT_PROMPT = "Why is the sky blue?"
@@ -33,6 +34,9 @@ class PanelState:
     prompt: str = DEFAULT_PROMPT
     sampling: Mapping[str, Any] = field(default_factory=dict)
     chat: bool = True
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    numerics: str = "fast"
 
     def __post_init__(self) -> None:
         unknown = set(self.sampling) - _SAMPLING
@@ -41,7 +45,28 @@ class PanelState:
                 f"Sampling has no field {sorted(unknown)[0]!r}.",
                 hint=f"Its fields: {', '.join(sorted(_SAMPLING))}.",
             )
+        for name, known in (("dtype", get_args(DType)), ("numerics", get_args(Numerics))):
+            if getattr(self, name) not in known:
+                raise RecipeError(
+                    f"{name} = {getattr(self, name)!r} is unknown.", hint=f"Choose one of {', '.join(known)}."
+                )
         self.params()
+
+    @property
+    def place(self) -> str:
+        """What a number was measured with: model, number format, device, numerics class, recipe."""
+        return " ".join((self.model, self.dtype, self.device, self.numerics, self.recipe.key))
+
+    def of_session(self, session: Any, before: Any = None) -> PanelState:
+        """The state with what a session decides. ``before``: the session it replaces; a prompt that went
+        through its model's chat template, or did not for want of one, does as the new model allows."""
+        plan, chat = session.plan, self.chat
+        if before is not None and chat == (before.tokenizer.chat_template is not None):
+            chat = session.tokenizer.chat_template is not None
+        return replace(
+            self, model=plan.model, recipe=session.recipe, dtype=plan.dtype, device=plan.device,
+            numerics=plan.numerics, chat=chat,
+        )  # fmt: skip
 
     def params(self) -> SamplingParams:
         """The sampling settings of a run."""
@@ -58,6 +83,9 @@ class PanelState:
             "prompt": self.prompt,
             "sampling": {k: list(v) if isinstance(v, tuple) else v for k, v in sorted(self.sampling.items())},
             "chat": self.chat,
+            "dtype": self.dtype,
+            "device": self.device,
+            "numerics": self.numerics,
         }
 
     @classmethod
@@ -83,4 +111,8 @@ class PanelState:
         )
         if not isinstance(prompt, str) or not isinstance(sampling, Mapping) or not isinstance(chat, bool):
             raise RecipeError("prompt is text, sampling an object, chat true or false.")
-        return cls(data["model"], Recipe.from_json(data.get("recipe", [])), prompt, dict(sampling), chat)
+        places = {k: data[k] for k in ("dtype", "device", "numerics") if k in data}
+        if not all(isinstance(v, str) for v in places.values()):
+            raise RecipeError("dtype, device and numerics are text.")
+        recipe = Recipe.from_json(data.get("recipe", []))
+        return cls(data["model"], recipe, prompt, dict(sampling), chat, **places)

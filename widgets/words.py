@@ -49,9 +49,14 @@ def delta(before: Run, after: Run, than: str = "") -> str:
         parts.append(_amount(kv_b / kv_a, "KV memory"))
     numbers = ", ".join(parts) + (f" than {than}" if parts and than else "")
     text = ""
-    if before.prompts == after.prompts and before.token_ids and after.token_ids:
+    if same_question(before, after):
         text = text_agreement(before.token_ids, after.token_ids)
     return "; ".join(filter(None, (numbers, text)))
+
+
+def same_question(a: Run, b: Run) -> bool:
+    """Whether two outputs can be compared token by token: one model, one prompt, some text in both."""
+    return bool(a.model == b.model and a.prompts == b.prompts and a.token_ids and b.token_ids)
 
 
 def text_agreement(a: Sequence[int], b: Sequence[int]) -> str:

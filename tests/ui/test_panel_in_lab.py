@@ -100,13 +100,13 @@ def test_stop_and_keyboard(open_notebook: Callable[..., Any]) -> None:
     wait_state(page, "idle")
     page.get_by_text("stopped").wait_for(timeout=SLOW)
 
-    # In reading order: prompt, four sampling fields, Run, then the text (Stop has nothing to stop).
+    # In reading order: prompt, five sampling fields, Run, then the text (Stop has nothing to stop).
     prompt.focus()
     reached = []
-    for _ in range(6):
+    for _ in range(7):
         page.keyboard.press("Tab")
         reached.append(page.evaluate(FOCUSED))
-    assert reached == ["temperature", "top_p", "max_tokens", "seed", "▶ Run", "generated text"]
+    assert reached == ["temperature", "top_p", "max_tokens", "n", "seed", "▶ Run", "generated text"]
 
     page.get_by_role("tab", name="History").focus()
     page.keyboard.press("ArrowRight")

@@ -60,11 +60,12 @@ class FakeSession:
 
     profile = "interactive"
 
-    def __init__(self, recipe: Recipe | None = None) -> None:
+    def __init__(self, recipe: Recipe | None = None, dtype: Any = "bfloat16") -> None:
         self.source = open_source(data_dir() / "models" / "tiny")
         self.facts = ModelFacts("tiny", self.source.config, "fake")
         self.tokenizer = FakeTokenizer()
-        self.plan = require(plan(recipe or Recipe(), self.facts))
+        self.where = {"dtype": dtype}
+        self.plan = require(plan(recipe or Recipe(), self.facts, **self.where))
         self.apply_seconds = self.step_seconds = 0.0
         self.fail_apply: BaseException | None = None
         self.fail_step: Callable[[], None] | None = None
@@ -91,7 +92,7 @@ class FakeSession:
         return lambda: self._listeners.remove(listener)
 
     def apply(self, recipe: Recipe) -> Job:
-        new = require(plan(recipe, self.facts))
+        new = require(plan(recipe, self.facts, **self.where))
         job = Job("live", str(new.recipe), self._emit)
         with self._lock:
             older, self._applying, self.plan = self._applying, (job, new), new

@@ -12,6 +12,13 @@ function metersRegion(send) {
     return { value, body, node: el("div", { class: "iwb-meter" }, el("h4", {}, el("span", { text: title }), value), body) };
   };
   const memory = block("memory"), speed = block("speed"), accept = block("acceptance"), quality = block("quality"), path = block("path");
+  const measure = el("button", { class: "iwb-button iwb-small", type: "button", text: "Measure",
+    title: "KL, top-1 agreement and perplexity against plain, on held-out text", onclick: () => send({ do: "measure" }) });
+  const unmeasure = el("button", { class: "iwb-button iwb-small", type: "button", text: "Cancel", onclick: () => send({ do: "unmeasure" }) });
+  const measured = el("progress", { max: "1", value: "0", "aria-label": "quality measured" });
+  const measuring = el("p", { class: "iwb-note", hidden: true });
+  const words = el("div", { class: "iwb-body" });
+  quality.body.append(words, el("div", { class: "iwb-actions" }, measure, unmeasure, measured), measuring);
   const delta = el("p", { class: "iwb-delta", hidden: true });
   const pin = el("button", { class: "iwb-button", type: "button", text: "Pin as A", onclick: () => send({ do: "pin" }) });
   const save = el("button", { class: "iwb-button", type: "button", text: "Save", onclick: () => send({ do: "save" }) });
@@ -24,7 +31,11 @@ function metersRegion(send) {
       node.classList.toggle("iwb-dim", !!s.stale);
       pin.disabled = save.disabled = !s.can_pin;
       setText(pin, s.pinned ? "Pin again" : "Pin as A");
-      node.title = s.stale ? "recipe changed: these numbers are of the recipe before" : "";
+      node.title = s.stale ? `${s.stale}: these numbers are of the one before` : "";
+      const m = s.measuring;
+      show(measure, !m); show(unmeasure, !!m); show(measured, !!m); show(measuring, !!m);
+      measured.value = m && m.total ? m.done / m.total : 0;
+      setText(measuring, m ? (m.total ? `window ${Math.min(m.total, Math.floor(m.done) + 1)} of ${m.total}: ${m.message}` : m.message) : "");
     },
     meters(m) {
       setText(delta, m.delta || "");
@@ -33,8 +44,8 @@ function metersRegion(send) {
       drawSpeed(speed, m);
       drawAcceptance(accept, m);
       setText(quality.value, m.kind || "");
-      quality.body.replaceChildren(...(m.quality?.length ? m.quality : [m.kind === "exact" ?
-        "exact: the output law is that of the plain engine" : "pin a plain run of this prompt to compare texts"])
+      words.replaceChildren(...(m.quality?.length ? m.quality : [m.kind === "exact" ?
+        "exact: the output law is that of the plain engine" : "not measured yet"])
         .map((q) => el("p", { text: q })));
       path.body.replaceChildren(el("p", { class: "iwb-path", text: (m.path || []).join(" · ") || "–" }));
       setText(tag, m.tag || "");

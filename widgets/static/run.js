@@ -3,6 +3,7 @@ const SAMPLING = [
   { name: "temperature", label: "temperature", min: 0, max: 5, step: 0.1, start: 0, help: "0 is greedy" },
   { name: "top_p", label: "top-p", min: 0.01, max: 1, step: 0.01, start: 1, help: "1 is off" },
   { name: "max_tokens", label: "max tokens", min: 1, max: 4096, step: 1, start: 128, help: "length of the output" },
+  { name: "n", label: "samples", min: 1, max: 16, step: 1, start: 1, help: "outputs of one prompt; the first is shown" },
   { name: "seed", label: "seed", min: 0, max: 4294967295, step: 1, start: 0, help: "same seed, same text" },
 ];
 const SOURCE_WORDS = {
@@ -16,6 +17,11 @@ function runRegion(send) {
   const id = `iwb-${Math.random().toString(36).slice(2, 8)}`;
   const prompt = el("textarea", { id: `${id}-prompt`, rows: "2", spellcheck: "false", class: "iwb-prompt",
     onchange: () => send({ do: "prompt", text: prompt.value }) });
+  const example = el("select", { id: `${id}-example`, class: "iwb-select", "aria-label": "prompt to start from",
+    onchange: () => { if (example.value) send({ do: "example", name: example.value }); } });
+  const chat = el("input", { type: "checkbox", id: `${id}-chat`, onchange: () => send({ do: "chat", on: chat.checked }) });
+  const chatLabel = el("label", { class: "iwb-chat", for: chat.id, title: "through the model's chat template; otherwise the text is continued as it stands" },
+    chat, el("span", { text: "chat message" }));
   const fields = {};
   const sampling = SAMPLING.map((s) => {
     const input = el("input", { type: "number", id: `${id}-${s.name}`, min: s.min, max: s.max, step: s.step, title: s.help,
@@ -41,7 +47,7 @@ function runRegion(send) {
   const legend = el("div", { class: "iwb-legend", "aria-label": "legend of the text" },
     ...["plain", "drafted", "accepted", "corrected", "rejected"].map((s) => el("span", { class: `iwb-tok iwb-${s}`, text: s })));
   const node = el("section", { class: "iwb-run", "aria-label": "Run" },
-    el("label", { class: "iwb-label", for: prompt.id, text: "Prompt" }), prompt,
+    el("div", { class: "iwb-asking" }, el("label", { class: "iwb-label", for: prompt.id, text: "Prompt" }), example, chatLabel), prompt,
     el("div", { class: "iwb-sampling" }, ...sampling),
     el("div", { class: "iwb-actions" }, run, stop, bar, count, stale),
     problem, text, legend, draft, stepsBox);
@@ -49,11 +55,15 @@ function runRegion(send) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); start(); }
     if (event.key === "Escape") send({ do: "stop" });
   });
-  const drawn = { run: null, n: 0 };
+  const drawn = { run: null, n: 0, examples: "" };
   return {
     node,
     inputs(v) {
       if (document.activeElement !== prompt) prompt.value = v.prompt ?? "";
+      drawExamples(example, v, drawn);
+      chat.checked = !!v.chat;
+      chatLabel.title = v.template ? "through the model's chat template; otherwise the text is continued as it stands"
+        : "this model has no chat template: a message is written as plain 'User:' and 'Assistant:' text";
       for (const s of SAMPLING) {
         if (document.activeElement !== fields[s.name]) fields[s.name].value = String((v.sampling || {})[s.name] ?? s.start);
       }
@@ -75,6 +85,19 @@ function runRegion(send) {
     text(t) { drawText(text, t, drawn); },
     meters(m) { drawDraft(draft, m.draft); drawStrip(stepsBox, strip, phases, m); },
   };
+}
+
+function drawExamples(select, v, drawn) {
+  const key = JSON.stringify(v.examples || []);
+  if (drawn.examples !== key) {
+    drawn.examples = key;
+    const groups = {};
+    for (const [group, name, label] of v.examples || []) {
+      (groups[group] ||= el("optgroup", { label: group })).append(el("option", { value: name, text: label }));
+    }
+    select.replaceChildren(el("option", { value: "", text: "own prompt" }), ...Object.values(groups));
+  }
+  select.value = v.example || "";
 }
 
 function drawText(node, t, drawn) {
