@@ -73,7 +73,7 @@ def first_max(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     width = x.shape[1]
     whole = width // _BLOCK * _BLOCK
-    tops = x[:, :whole].unflatten(1, (-1, _BLOCK)).amax(-1) if whole else x[:, :0]
+    tops = x[:, :whole].view(len(x), -1, _BLOCK).amax(-1) if whole else x[:, :0]
     if whole < width:
         tops = torch.cat([tops, x[:, whole:].amax(-1, keepdim=True)], 1)
     block = tops.argmax(-1)
