@@ -18,8 +18,8 @@ from workbench.spec.errors import ModelNotFound
 
 NAME = "smollm2-135m"
 TEXT = (
-    "Paging splits the cache of keys and values into blocks of one size; a table maps positions to them, "
-    "so that memory is taken when tokens arrive and given back when a request ends, in 1, 2, 3 or 12345 steps."
+    "Paging splits the cache of keys and values into blocks of one size. A table maps positions to them, so "
+    "memory is taken when tokens arrive and given back when a request ends, in 1, 2, 3 or 12345 steps."
 )
 
 
