@@ -15,6 +15,7 @@ from workbench.spec.run import KV_IN_USE
 from workbench.speculative.stats import acceptance
 
 MAX_TOKENS = 4000  # tokens kept on screen
+PAGES_S = 0.1  # seconds between two pictures of the pages
 STRIP = 120  # steps in the strip
 
 
@@ -37,11 +38,21 @@ class LiveRun:
     last: float = 0.0
     plain: int = 0
     samples: set[int] = field(default_factory=set)
+    pages: Any = None  # PageSnapshot of the latest moment at which a sequence ran
+    _looked: float = 0.0
 
     def take_step(self, event: StepEvent) -> None:
         """One engine step."""
         self.steps.append(event)
         self.drafts.extend(event.drafts)
+
+    def look_at_pages(self, event: StepEvent, snapshot: Callable[[], Any]) -> None:
+        """Keep who holds which page, as often as a screen shows it."""
+        if event.time - self._looked < PAGES_S:
+            return
+        found = snapshot()
+        if found is not None and any(g.sequences for g in found.groups):
+            self.pages, self._looked = found, event.time
 
     def take(self, event: RequestEvent) -> None:
         """What the request gained; text of the first sample is shown."""
@@ -109,6 +120,8 @@ class LiveRun:
     def kv_line(self, points: int = 160) -> list[int]:
         """KV bytes in use over the run, at most ``points`` of them."""
         values = [sum(s.bytes.get(k, 0) for k in KV_IN_USE) for s in self.steps]
+        while values and not values[-1]:
+            values.pop()  # the step that ended the run had already given its pages back
         stride = -(-len(values) // points) or 1
         return values[::stride]
 

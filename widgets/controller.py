@@ -300,6 +300,7 @@ class Controller:
             if isinstance(event, StepEvent):
                 if self._job is not None and self.live is not None:
                     self.live.take_step(event)
+                    self.live.look_at_pages(event, session.pages)
             elif isinstance(event, RequestEvent):
                 if event.request_id == self._request and self.live is not None:
                     self.live.take(event)

@@ -14,6 +14,7 @@ from workbench.widgets.controls import Controls
 from workbench.widgets.head import Head
 from workbench.widgets.live import Live
 from workbench.widgets.presets import presets
+from workbench.widgets.views import pages
 
 
 class Gui:
@@ -43,6 +44,7 @@ class Gui:
         self._tables: object = None
         self._inputs: object = None
         self._menus: object = None
+        self._pages: Any = None
         self.show()
 
     def show(self) -> None:
@@ -64,6 +66,9 @@ class Gui:
                 self._inputs = inputs
                 traits["inputs"] = snapshot.inputs(c)
             opening = c.opening.message or "reading the checkpoint" if c.opening is not None else ""
+            if c.live is not None and c.live.pages is not self._pages:
+                self._pages = c.live.pages
+                traits["pages"] = pages.drawn(self._pages) if self._pages is not None else {}
             menus = (c.session, tuple(c.wanted.items()), opening)
             if menus != self._menus:
                 self._menus = menus

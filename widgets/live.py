@@ -1,4 +1,4 @@
-"""The live region as one widget: streaming text, meters, tabs. State is five traits, actions are messages.
+"""The live region as one widget: streaming text, meters, tabs. State is six traits, actions are messages.
 
 Its script is put together from the files in ``static/``, in order; nothing is fetched, and no module imports
 another one, so it also works where the notebook server serves no files.
@@ -32,6 +32,7 @@ class Live(anywidget.AnyWidget):
     text = traitlets.Dict().tag(sync=True)
     meters = traitlets.Dict().tag(sync=True)
     tables = traitlets.Dict().tag(sync=True)
+    pages = traitlets.Dict().tag(sync=True)
     inputs = traitlets.Dict().tag(sync=True)
 
     def __init__(self, action: Callable[[Mapping[str, Any]], None], **traits: Any) -> None:

@@ -79,8 +79,8 @@ def in_words(run: Run) -> list[str]:
             out.append(f"{title} below {_ROUNDING:g} nats" if tiny else f"{title} {describe(metric)}")
     change = run.metric("perplexity_change")
     if change is not None and out:
-        out[-1] += f", {change.value:+.2g} % of plain"
+        out[-1] += f", {change.value:+.2g} % against plain"
     kl = run.metric("kl")
     if kl is not None:
-        out.append(f"against plain, {kl.n} windows (lowest–highest), {kl.tag}")
+        out.append(f"{kl.tag} on {kl.n} windows of held-out text (lowest–highest)")
     return out

@@ -327,17 +327,20 @@ class Panel:
 
     def to_figure(self, view: str = "memory", *, theme: Theme = "auto") -> Any:
         """A view of the pinned and the latest run as a plotly figure; its names: ``views.VIEWS``."""
-        return views.to_figure(view, *self._shown_runs(), theme=theme)
+        return views.to_figure(view, *self._shown(view), theme=theme)
 
     def to_table(self, view: str = "latency") -> Table:
         """The same view as a table."""
-        return views.to_table(view, *self._shown_runs())
+        return views.to_table(view, *self._shown(view))
 
     def as_code(self, form: Form = "python") -> str:
         """The panel's state as a cell, a command line, or JSON."""
         return as_code(self._controller.state, form)
 
-    def _shown_runs(self) -> tuple[Run, ...]:
+    def _shown(self, view: str) -> tuple[Any, ...]:
+        live = self._controller.live
+        if view == "pages":
+            return (live.pages,) if live is not None and live.pages is not None else ()
         pinned, last = self.pinned, self.last
         runs = [r for r in (pinned, last) if r is not None]
         return tuple(runs[:1] if pinned is last else runs)

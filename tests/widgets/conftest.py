@@ -18,6 +18,7 @@ from workbench.core.jobs import Job
 from workbench.core.plan import ModelFacts, plan, require, why_not
 from workbench.core.report import Collected, Output, build_run
 from workbench.engine.params import SamplingParams
+from workbench.engine.snapshot import GroupPages, PageSnapshot, SequencePages
 from workbench.models.datadir import data_dir
 from workbench.models.registry import open_source
 from workbench.spec.errors import RequestError
@@ -90,6 +91,14 @@ class FakeSession:
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
+
+    def pages(self) -> Any:
+        """Two sequences that share their first page; the second page of the first one is open."""
+        if not self._requests:
+            return None
+        sequences = (SequencePages("a", 0, 24, (1, 2)), SequencePages("a", 1, 20, (1, 4)))
+        group = GroupPages(16, 10, sequences, {1: 2, 2: 1, 4: 1}, (5,), (2,))
+        return PageSnapshot(7, (group,))
 
     def apply(self, recipe: Recipe) -> Job:
         new = require(plan(recipe, self.facts, **self.where))

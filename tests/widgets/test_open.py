@@ -183,7 +183,7 @@ def test_quality_is_measured_shown_and_kept(tiny: Any) -> None:
     shown = panel._gui.live.meters["quality"]
     assert shown[0].startswith("KL 0.")
     assert "nats" in shown[0]
-    assert "2 windows" in shown[-1]
+    assert "2 windows of held-out" in shown[-1]
     assert "measured" in shown[-1]
     assert panel._gui.live.tables["history"]["rows"][0][-1] == "measured"
     panel.set("kivi", False)

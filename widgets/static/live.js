@@ -19,6 +19,7 @@ function render({ model, el: host }) {
     text: (t) => run.text(t),
     meters: (m) => { run.meters(m); meters.meters(m); },
     tables: (t) => tabs.tables(t),
+    pages: (p) => tabs.pages(p),
     inputs: (v) => run.inputs(v),
   };
   const stops = Object.entries(redraw).map(([name, draw]) => {

@@ -1,7 +1,25 @@
-// Below: history, comparison, code. A tab list as the ARIA practices describe it.
+// Below: pages, history, comparison, code. A tab list as the ARIA practices describe it.
+function drawPages(pane, p) {
+  const groups = p.groups || [];
+  if (!groups.length) {
+    pane.replaceChildren(el("p", { class: "iwb-empty", text: "Which sequence holds which page of the KV cache, while a prompt runs." }));
+    return;
+  }
+  const legend = el("div", { class: "iwb-legend" }, ...[["held", "held, by sequence"], ["shared", "shared"], ["open", "open: full precision until full"],
+    ["cached", "cached prefix"], ["free", "free"]].map(([kind, words]) => el("span", { class: "iwb-key" },
+    el("i", { class: `iwb-page iwb-page-key iwb-page-${kind}`, "aria-hidden": "true" }), el("span", { text: words }))));
+  const maps = groups.flatMap((g, i) => [
+    el("p", { class: "iwb-note", text: `${groups.length > 1 ? `KV group ${i}: ` : ""}${g.summary}${g.more ? `; ${g.more} more pages are not drawn` : ""}` }),
+    el("div", { class: "iwb-pagemap", role: "img", "aria-label": `pages after step ${p.step}: ${g.summary}` },
+      ...g.cells.map(([state, label, filled, open, owners, words]) => el("span", { title: words, text: label,
+        class: `iwb-page iwb-page-${state}${open ? " iwb-page-open" : ""}${owners > 1 ? " iwb-page-shared" : ""}`,
+        style: `--iwb-filled:${Math.round(100 * filled)}%` })))]);
+  pane.replaceChildren(legend, ...maps, tableOf(p.table, ""));
+}
+
 function tabsRegion() {
   const id = `iwb-${Math.random().toString(36).slice(2, 8)}`;
-  const names = [["history", "History"], ["compare", "Compare"], ["code", "Code"]];
+  const names = [["pages", "Pages"], ["history", "History"], ["compare", "Compare"], ["code", "Code"]];
   const panes = {}, tabs = {};
   const select = (name, focus) => {
     for (const [n] of names) {
@@ -22,9 +40,10 @@ function tabsRegion() {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (at >= 0 && step) { event.preventDefault(); select(names[(at + step + names.length) % names.length][0], true); }
   });
-  select("history", false);
+  select("pages", false);
   return {
     node: el("section", { class: "iwb-tabs", "aria-label": "Details" }, list, ...names.map(([n]) => panes[n])),
+    pages(p) { drawPages(panes.pages, p); },
     tables(t) {
       panes.history.replaceChildren(tableOf(t.history, "Runs of this panel appear here."));
       panes.compare.replaceChildren(tableOf(t.compare, "Pin a run as A, change the recipe, run again: the difference appears here."));

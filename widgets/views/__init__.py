@@ -1,7 +1,8 @@
 """Views: each answers one question about runs, as a plotly figure and as a table.
 
 A view is a module with ``figure(runs, theme)`` and ``table(runs)``, pure functions of finished runs, the
-latest last. A comparison reads the first and the last; the others draw the last.
+latest last. A comparison reads the first and the last; the others draw the last. *pages* is a view of page
+snapshots instead: which page is whose is a matter of moments, and no run keeps it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.spec.errors import OptionError, RecordError
-from workbench.spec.run import Run
 from workbench.widgets.palette import Theme
 from workbench.widgets.table import Table
 
 VIEWS: dict[str, str] = {
     "memory": "Where is the memory?",
+    "pages": "Who owns which page?",
     "steps": "Where is the time?",
     "acceptance": "How much of the draft is kept?",
     "latency": "How long until the next token?",
@@ -25,18 +26,18 @@ VIEWS: dict[str, str] = {
 }
 
 
-def to_figure(view: str, *runs: Run, theme: Theme = "auto") -> Any:
+def to_figure(view: str, *runs: Any, theme: Theme = "auto") -> Any:
     """The plotly figure of a view. Raises :class:`OptionError`, and :class:`MissingExtra` without plotly."""
     return _module(view, runs).figure(runs, theme)
 
 
-def to_table(view: str, *runs: Run) -> Table:
+def to_table(view: str, *runs: Any) -> Table:
     """The table of a view; needs nothing installed."""
     table: Table = _module(view, runs).table(runs)
     return table
 
 
-def _module(view: str, runs: Sequence[Run]) -> Any:
+def _module(view: str, runs: Sequence[Any]) -> Any:
     if view not in VIEWS:
         raise OptionError(f"There is no view {view!r}.", hint=f"Views: {', '.join(VIEWS)}.")
     if not runs:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 from weakref import finalize
 
@@ -22,6 +23,7 @@ from workbench.core.state import EngineState
 from workbench.core.worker import Listener, Task, Worker
 from workbench.engine.params import SamplingParams
 from workbench.engine.seams import LogitsMask
+from workbench.engine.snapshot import PageSnapshot, page_snapshot
 from workbench.models.chat import Message
 from workbench.models.decoder import Decoder
 from workbench.models.progress import Progress
@@ -189,6 +191,12 @@ class Session:
     def decoder(self, plan: Plan, progress: Progress, cancel: CancelToken) -> Decoder:
         """The decoder of a plan's weight set, built if not resident. For tasks, on the worker's thread."""
         return self._state.decoder(plan, progress, cancel)
+
+    def pages(self) -> PageSnapshot | None:
+        """Who holds which page. Only for listeners: on the worker's thread, where the engine stands still."""
+        engine = self._state.engine
+        mine = get_ident() == self._worker.ident
+        return page_snapshot(engine) if engine is not None and mine else None
 
     def memory(self) -> dict[str, int]:
         """Bytes held by category, as of the last step or change."""

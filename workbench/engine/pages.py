@@ -39,6 +39,10 @@ class PagePool:
         """Unreferenced pages whose content can still be found."""
         return len(self._cached)
 
+    def cached_pages(self) -> list[int]:
+        """Their ids, the one to be evicted first in front."""
+        return list(self._cached)
+
     @property
     def used(self) -> int:
         """Pages some sequence refers to."""

@@ -1,0 +1,73 @@
+"""The pages view: what each cell says, of made-up tables and of a real engine's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from workbench.core.session import Session
+from workbench.engine.snapshot import GroupPages, PageSnapshot, SequencePages
+from workbench.spec.errors import RecordError
+from workbench.spec.recipe import Recipe
+from workbench.widgets import Panel
+from workbench.widgets.views import pages
+
+
+def test_a_cell_says_whose_it_is_how_full_and_whether_it_is_open() -> None:
+    sequences = (SequencePages("a", 0, 24, (1, 2)), SequencePages("a", 1, 20, (1, 4)))
+    group = GroupPages(16, 10, sequences, {1: 2, 2: 1, 4: 1}, (5,), (2,))
+    shown = {c.page: c for c in pages.cells(group)}
+    assert [(c.label, c.state) for c in shown.values()] == [
+        ("×2", "held"), ("1", "held"), ("", "free"), ("2", "held"), ("", "cached"),
+    ]  # fmt: skip
+    assert (shown[1].filled, shown[2].filled, shown[4].filled) == (1.0, 0.5, 0.25)
+    assert shown[2].open
+    assert shown[1].words == "page 1: sequences 1, 2, 100% filled"
+    table = pages.table((PageSnapshot(3, (group,)),))
+    assert table.rows == ((1, 0, 24, 2, 1, 1, 8), (2, 0, 20, 2, 1, 0, 12))
+    assert "3 of 10 pages held, 1 of them shared and 1 open; 1 cached, 6 free" in table.note
+    many = GroupPages(16, 4000, (SequencePages("a", 0, 16000, tuple(range(1, 1001))),), {}, (), ())
+    assert len(pages.cells(many)) == pages.MAX_CELLS
+
+
+def test_the_panel_shows_pages_live_as_a_figure_and_as_a_table(panel: Any) -> None:
+    with pytest.raises(RecordError):
+        panel.to_figure("pages")
+    panel.run().wait(10)
+    assert panel.flush()
+    live = panel._gui.live.pages
+    assert live["groups"][0]["cells"][0][:2] == ["held", "×2"]
+    assert live["table"]["rows"][0][0] == "1"
+    figure = json.loads(panel.to_figure("pages", theme="dark").to_json())
+    assert "engine step 7" in figure["layout"]["title"]["text"]
+    assert "page 1: sequences 1, 2" in figure["data"][0]["customdata"][0]
+    assert len(panel.to_table("pages")) == 2
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[Any]:
+    with Session("tiny", dtype="float32") as session:
+        yield session
+
+
+@pytest.mark.parametrize(
+    ("recipe", "samples"), [(Recipe(), 1), (Recipe.of("paged:page_size=16", "prefix_cache"), 3)]
+)
+def test_of_a_real_engine_the_books_balance(tiny: Any, recipe: Recipe, samples: int) -> None:
+    panel = Panel(tiny, recipe=recipe, sampling={"max_tokens": 24, "n": samples, "ignore_eos": True})
+    panel.run("Why is the sky blue? " * 4).result(60)
+    (group,) = panel._controller.live.pages.groups
+    assert len(group.sequences) == samples or len(group.sequences) == 1  # before, or after the prompt forks
+    counted: dict[int, int] = {}
+    for seq in group.sequences:
+        assert len(seq.pages) * group.page_size >= seq.filled > 0
+        for page in seq.pages:
+            counted[page] = counted.get(page, 0) + 1
+    assert counted == group.refs
+    assert not set(group.cached) & set(group.refs)
+    assert 0 not in group.refs
+    assert tiny.pages() is None  # not on the worker's thread
+    panel.close()

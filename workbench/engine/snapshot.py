@@ -1,0 +1,64 @@
+"""Who holds which page right now, as plain data for a picture: read-only, cheap, taken between two steps.
+
+Call it on the thread that steps the engine. Slot numbers are logical (the n-th token of a sequence); page ids
+are those of the group's pool, page 0 (the null page) is never among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class SequencePages:
+    """One running sequence in one KV group: its pages in order, and how many of their slots hold a token."""
+
+    request_id: str
+    sample: int
+    filled: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GroupPages:
+    """One KV group. ``refs``: references per page that has any; ``cached``: pages without one whose content a
+    prefix index still finds; ``open``: pages kept in full precision until they are full and coded."""
+
+    page_size: int
+    pages: int
+    sequences: tuple[SequencePages, ...]
+    refs: dict[int, int]
+    cached: tuple[int, ...]
+    open: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PageSnapshot:
+    """Every KV group after engine step ``step``."""
+
+    step: int
+    groups: tuple[GroupPages, ...]
+
+
+def page_snapshot(engine: Engine) -> PageSnapshot:
+    """The page tables as they are."""
+    kv, running = engine.kv, engine.scheduler.running
+    groups = []
+    for g, (pool, store) in enumerate(zip(kv.pools, kv.stores, strict=True)):
+        sequences = tuple(
+            SequencePages(s.request.id, s.sample, s.computed, tuple(s.tables[g])) for s in running if s.tables
+        )
+        held = sorted({p for s in sequences for p in s.pages})
+        groups.append(
+            GroupPages(
+                page_size=kv.page_size,
+                pages=pool.pages,
+                sequences=sequences,
+                refs={p: pool.refs[p] for p in held},
+                cached=tuple(pool.cached_pages()),
+                open=tuple(p for p in held if store.is_open(p)),
+            )
+        )
+    return PageSnapshot(engine.steps, tuple(groups))
