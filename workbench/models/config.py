@@ -8,6 +8,7 @@ model type. The config is frozen: a late change raises instead of being ignored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from workbench.spec.errors import UnsupportedModel
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
 FULL, SLIDING = "full_attention", "sliding_attention"
+MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class ModelConfig:
         """Read a Hugging Face ``config.json`` already parsed.
 
         Raises ``UnsupportedModel`` for an unknown model type, RoPE kind or activation, a missing
-        size, and heads that do not divide.
+        size, a value of a wrong kind or out of range, and heads that do not divide.
         """
         kind = hf.get("model_type")
         if kind == "gemma3" and isinstance(hf.get("text_config"), Mapping):
@@ -82,7 +84,12 @@ class ModelConfig:
             raise UnsupportedModel(
                 f"Model type {kind!r} is not implemented.", hint=f"Implemented: {', '.join(FAMILIES)}."
             )
-        return _read(str(kind), hf)
+        try:
+            return _read(str(kind), hf)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise UnsupportedModel(
+                f"config.json holds a value of a wrong kind: {error}.", hint="Fetch the checkpoint again."
+            ) from None
 
     @property
     def q_size(self) -> int:
@@ -124,6 +131,11 @@ def _read(kind: str, hf: Mapping[str, Any]) -> ModelConfig:
     gemma = kind == "gemma3_text"
     hidden, heads = _size(hf, "hidden_size"), _size(hf, "num_attention_heads")
     layers = _size(hf, "num_hidden_layers")
+    if layers > MAX_LAYERS:
+        raise UnsupportedModel(
+            f"config.json: {layers:,} layers are absurd; at most {MAX_LAYERS:,} are read.",
+            hint="Fetch the checkpoint again.",
+        )
     kv_heads = int(hf.get("num_key_value_heads") or heads)
     head_dim = int(hf.get("head_dim") or {"qwen3": 128, "gemma3_text": 256}.get(kind, hidden // heads))
     if heads % kv_heads:
@@ -139,6 +151,12 @@ def _read(kind: str, hf: Mapping[str, Any]) -> ModelConfig:
             hint="Use a checkpoint without use_bidirectional_attention.",
         )
     declared = int(hf.get("max_position_embeddings") or {"llama": 2048, "mistral": 131072}.get(kind, 32768))
+    norm_eps = float(hf.get("rms_norm_eps", 1e-6))
+    for name, low in (("max_position_embeddings", declared - 1), ("rms_norm_eps", norm_eps)):
+        if not 0 <= low < math.inf:
+            raise UnsupportedModel(
+                f"config.json: {name!r} cannot be {hf.get(name)!r}.", hint="Fetch the checkpoint again."
+            )
     window, layer_types = _visibility(kind, hf, layers)
     rope = _ropes(kind, hf, layer_types, declared, head_dim)
     attention_bias = bool(hf.get("attention_bias", False)) and kind != "mistral"
@@ -157,7 +175,7 @@ def _read(kind: str, hf: Mapping[str, Any]) -> ModelConfig:
         # Gemma declares the stretched length already; its two ropes disagree on the factor.
         max_position=declared if gemma else max(spec.derived_limit(declared) for _, spec in rope),
         sliding_window=window,
-        norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
+        norm_eps=norm_eps,
         norm_offset=1.0 if gemma else 0.0,
         qk_norm=kind in ("qwen3", "gemma3_text"),
         sandwich_norms=gemma,

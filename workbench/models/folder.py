@@ -55,6 +55,10 @@ def read_json(folder: Path, name: str, limit: int = MAX_CONFIG_BYTES) -> dict[st
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelNotFound(
+            f"{folder}/{name} cannot be read: {error.strerror}.", hint="Check its permissions."
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UnsafeFile(
             f"{folder.name}/{name} is not valid JSON ({error}).", hint="Fetch it again."
@@ -103,7 +107,7 @@ def shards(folder: Path) -> dict[str, frozenset[str] | None]:
                     hint="Fetch the checkpoint again; nothing was loaded.",
                 )
         return {file: frozenset(names) for file, names in sorted(found.items())}
-    single = sorted(p.name for p in folder.glob("*.safetensors"))
+    single = sorted(p.name for p in folder.glob("*.safetensors") if p.is_file())
     if "model.safetensors" in single:
         single = ["model.safetensors"]
     if len(single) == 1:

@@ -81,8 +81,8 @@ class SafetensorsSource:
         return digest.hexdigest()
 
     def _open(self, path: Path, names: frozenset[str] | None) -> None:
-        check_header(path)
         try:
+            check_header(path)
             handle = safe_open(path, framework="pt", device="cpu")
             found: frozenset[str] = frozenset(handle.keys())  # type: ignore[no-untyped-call]
         except (SafetensorError, OSError, ValueError) as error:

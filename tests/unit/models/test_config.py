@@ -138,3 +138,23 @@ def test_biases_follow_the_family():
     assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
     qwen = ModelConfig.from_hf({**LLAMA, "model_type": "qwen2"})
     assert (qwen.qkv_bias, qwen.o_bias, qwen.mlp_bias) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rms_norm_eps": "a"},
+        {"rms_norm_eps": -1},
+        {"rms_norm_eps": float("nan")},
+        {"max_position_embeddings": -5},
+        {"num_hidden_layers": 10**9},
+        {"eos_token_id": [1, "a"]},
+        {"rope_theta": "a"},
+        {"rope_scaling": [1]},
+        {"head_dim": "wide"},
+    ],
+    ids=str,
+)
+def test_values_no_model_can_have_are_refused_by_type(change):
+    with pytest.raises(UnsupportedModel, match=r"config\.json"):
+        ModelConfig.from_hf({**LLAMA, **change})

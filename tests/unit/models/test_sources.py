@@ -244,3 +244,16 @@ def test_names_of_multimodal_checkpoints_are_those_of_the_text_part():
     assert canonical_name("model.language_model.norm.weight") == "model.norm.weight"
     assert canonical_name("vision_tower.encoder.weight") is None
     assert canonical_name(EMBED) == EMBED
+
+
+def test_weights_that_are_a_folder_or_a_link_to_itself_are_no_weights(toy, hf_folder):
+    folder = hf_folder(toy.config(), toy.weights(toy.config()))
+    weights = folder / "model.safetensors"
+    weights.unlink()
+    weights.mkdir()
+    with pytest.raises(ModelNotFound, match="no safetensors"):
+        SafetensorsSource(folder)
+    weights.rmdir()
+    weights.symlink_to(weights.name)
+    with pytest.raises(ModelNotFound, match="no safetensors"):
+        SafetensorsSource(folder)
