@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from workbench.spec.errors import OptionError, RecipeError
-from workbench.spec.plan import EngineLimits
+from workbench.spec.errors import RecipeError
+from workbench.spec.plan import EngineLimits, check_threads
 from workbench.spec.recipe import MAX_RECIPE_BYTES, Recipe, Use
 
 
@@ -121,11 +121,10 @@ def limits_of(pool_tokens: int, max_context: int) -> EngineLimits:
 def set_threads(threads: int | None) -> None:
     """Make ``--threads`` the number that OpenMP and MKL will read when torch is imported.
 
-    Raises :class:`OptionError` for numbers below one.
+    Raises :class:`OptionError` for numbers that are not possible.
     """
+    check_threads(threads)
     if threads is None:
         return
-    if threads < 1:
-        raise OptionError(f"--threads {threads} is not possible.", hint="Give 1 or more.")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)

@@ -21,6 +21,7 @@ from workbench.spec.recipe import Recipe, Use
 
 DEFAULT_PAGE = 64
 DEFAULT_CONTEXT = 2048
+MAX_LIMIT = 2**40  # far beyond any memory; larger numbers do not fit an index
 
 _SLOTS = {
     "kv_format": "one KV format at a time",
@@ -214,13 +215,15 @@ def _check_settings(device: object, dtype: object, numerics: object) -> None:
         if value not in allowed:
             raise OptionError(f"{name} = {value!r} is unknown.", hint=f"Choose {' or '.join(allowed)}.")
     try:
-        torch.device(device)  # type: ignore[call-overload]
+        known = torch.device(device).type in ("cpu", "cuda")  # type: ignore[call-overload]
     except (RuntimeError, TypeError):
-        raise OptionError(f"device = {device!r} is no device.", hint="Choose cpu, cuda, or cuda:N.") from None
+        known = False
+    if not known:
+        raise OptionError(f"device = {device!r} is no device.", hint="Choose cpu, cuda, or cuda:N.")
 
 
 def _fit_limits(limits: EngineLimits, model: ModelConfig) -> EngineLimits:
-    """Context limits that the model has, and a pool that holds at least one full context."""
+    """The limits, checked, with a context the model has; asked for none, its own up to the default."""
     if not isinstance(limits, EngineLimits):
         raise OptionError(f"limits = {limits!r} are no engine limits.", hint="Pass EngineLimits(...).")
     for field, low in (
@@ -230,8 +233,10 @@ def _fit_limits(limits: EngineLimits, model: ModelConfig) -> EngineLimits:
         ("max_context", 0),
     ):
         value = getattr(limits, field)
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise OptionError(f"{field} = {value!r} must be a whole number of at least {low}.")
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value < MAX_LIMIT:
+            raise OptionError(
+                f"{field} = {value!r} must be a whole number of at least {low}, and below {MAX_LIMIT:,}."
+            )
     context = min(limits.max_context or min(model.max_position, DEFAULT_CONTEXT), model.max_position)
     if limits.max_context > model.max_position:
         raise OptionError(

@@ -30,7 +30,7 @@ from workbench.models.progress import Progress
 from workbench.models.registry import open_source
 from workbench.models.tokenizer import load_tokenizer
 from workbench.spec.errors import ModelNotFound, OptionError, RequestError, SamplingError
-from workbench.spec.plan import Conflict, DType, EngineLimits, Numerics, Plan
+from workbench.spec.plan import Conflict, DType, EngineLimits, Numerics, Plan, check_threads
 from workbench.spec.recipe import Recipe
 from workbench.spec.run import Run
 
@@ -69,10 +69,10 @@ class Session:
             "limits": limits,
         }
         first = require(plan(recipe or Recipe(), self.facts, **self._where))
-        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            raise OptionError(f"device = {device!r}, but there is no CUDA device here.", hint="Choose cpu.")
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
-            raise OptionError(f"threads = {threads!r} must be a whole number of at least 1.")
+        where = torch.device(device)
+        if where.type == "cuda" and not 0 <= (where.index or 0) < torch.cuda.device_count():
+            raise OptionError(f"device = {device!r}, but there is no such device here.", hint="Choose cpu.")
+        check_threads(threads)
         if threads is not None:
             torch.set_num_threads(threads)
         self._state = EngineState(self.source, self.tokenizer)

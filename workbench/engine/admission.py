@@ -29,9 +29,12 @@ def token_budget(request: Request, kv: KVCache, *, context: int, vocab_size: int
     slots = len(prompt) + max(budget - 1, 0)  # the last token's KV is never written
     if kv.pages_for(slots) > kv.pages:
         raise CapacityError(
-            f"It needs {slots} KV slots ({kv.pages_for(slots)} pages of {kv.page_size}); "
+            f"It needs {max(slots, kv.reserve)} KV slots ({kv.pages_for(slots)} pages of {kv.page_size}); "
             f"the whole pool has {kv.pages} pages.",
-            hint="Lower max_tokens, shorten the prompt, or enlarge the KV pool (kv_pool_tokens).",
+            hint="Lower max_tokens, shorten the prompt, or enlarge the KV pool (kv_pool_tokens)."
+            if not kv.reserve
+            else "A contiguous cache reserves the whole context: switch on paged, lower the context limit or "
+            "enlarge the KV pool (kv_pool_tokens).",
         )
     if params.n > max_sequences:
         raise CapacityError(

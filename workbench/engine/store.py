@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from workbench.engine.seams import KVCodec, PageGeometry
-from workbench.spec.errors import InvariantError
+from workbench.spec.errors import InvariantError, OptionError
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,15 @@ class PageStore:
 
 
 def _zeros(geometry: PageGeometry, rows: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return torch.zeros((geometry.layers, rows, *shape), dtype=dtype, device=geometry.device)
+    whole = (geometry.layers, rows, *shape)
+    try:
+        return torch.zeros(whole, dtype=dtype, device=geometry.device)
+    except RuntimeError:  # torch's only word for memory that the machine refuses
+        gib = prod(whole) * dtype.itemsize / 2**30
+        raise OptionError(
+            f"A part of the KV pool needs {gib:,.1f} GiB on {geometry.device}, which cannot be had.",
+            hint="Lower kv_pool_tokens, or choose a smaller KV format.",
+        ) from None
 
 
 def _bytes_of(plane: Tensor) -> Tensor:

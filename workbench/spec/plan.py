@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from workbench.spec.errors import OptionError
 from workbench.spec.recipe import Recipe
 
 Numerics = Literal["pinned", "fast"]
@@ -48,6 +49,20 @@ class EngineLimits:
     max_batch_tokens: int = 0
     max_sequences: int = 64
     max_context: int = 0  # 0: the model's own
+
+
+MAX_THREADS = 1024  # beyond it thread libraries abort the process instead of refusing
+
+
+def check_threads(threads: object) -> None:
+    """Raise :class:`OptionError` unless ``threads`` is None or a number of CPU threads that can be had."""
+    if threads is None:
+        return
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS:
+        raise OptionError(
+            f"threads = {threads!r} must be a whole number from 1 to {MAX_THREADS}.",
+            hint="The number of physical cores is the best choice.",
+        )
 
 
 @dataclass(frozen=True)

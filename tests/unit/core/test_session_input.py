@@ -128,6 +128,11 @@ def test_a_mask_that_dies_on_the_way_fails_its_request_alone(open_session, how, 
         ({"limits": EngineLimits(max_context=10**6)}, OptionError),
         ({"threads": 0}, OptionError),
         ({"threads": "many"}, OptionError),
+        ({"threads": True}, OptionError),
+        ({"threads": 100_000}, OptionError),
+        ({"device": "meta"}, OptionError),
+        ({"device": "cuda:999"}, OptionError),
+        ({"limits": EngineLimits(kv_pool_tokens=10**23)}, OptionError),
     ],
     ids=str,
 )
@@ -142,3 +147,21 @@ def test_models_that_are_not_there(tmp_path):
     for model in ("no-such-model", str(tmp_path), None, 5):
         with pytest.raises(ModelNotFound):
             Session(model)
+
+
+def test_a_pool_beyond_all_memory_names_its_size_and_the_way_out(model_folder):
+    limits = EngineLimits(kv_pool_tokens=2**40 - 1)
+    with (
+        Session(str(model_folder("llama")), limits=limits) as session,
+        pytest.raises(OptionError, match=r"GiB on cpu.*kv_pool_tokens"),
+    ):
+        session.generate("a", max_tokens=1)
+
+
+def test_a_pool_smaller_than_one_reservation_says_what_was_reserved(model_folder):
+    limits = EngineLimits(kv_pool_tokens=64)
+    with (
+        Session(str(model_folder("llama")), limits=limits) as session,
+        pytest.raises(CapacityError, match=r"256 KV slots \(4 pages of 64\).*paged"),
+    ):
+        session.generate("a", max_tokens=1)
