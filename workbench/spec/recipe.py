@@ -46,6 +46,8 @@ class Use:
             name, sep, value = item.partition("=")
             if not sep or not name.strip():
                 raise RecipeError(f"{item!r} in {text!r} is not option=value.")
+            if name.strip() in options:
+                raise RecipeError(f"{text!r} gives {name.strip()} twice.", hint="Keep one value per option.")
             options[name.strip()] = _scalar(value.strip())
         return cls(id_.strip(), tuple(sorted(options.items())))
 
@@ -181,6 +183,16 @@ def _loads(text: str | bytes) -> object:
     if len(text) > MAX_RECIPE_BYTES:
         raise RecipeError(f"The recipe is {len(text):,} bytes long; at most {MAX_RECIPE_BYTES:,} are read.")
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as err:
         raise RecipeError(f"The recipe is not JSON: {err}.") from None
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    out = dict(pairs)
+    if len(out) < len(pairs):  # JSON would keep the last one in silence
+        raise RecipeError(
+            f"A name appears twice among {', '.join(k for k, _ in pairs[:8])}.",
+            hint="Keep one value per name.",
+        )
+    return out

@@ -61,3 +61,9 @@ def test_recipes_that_mean_the_same_become_equal():
 def test_what_is_no_recipe_is_refused(recipe):
     with pytest.raises(RecipeError):
         catalog.normalise(recipe)
+
+
+@pytest.mark.parametrize("text", ["ngram:k=3,k=4", '{"id": "ngram", "k": 3, "k": 4}'])
+def test_an_option_given_twice_is_refused(text):
+    with pytest.raises(RecipeError, match="twice"):
+        Recipe.of(text)
