@@ -40,6 +40,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX runs_recipe ON runs (recipe_key)",
     ),
 )
+_USABLE = "Check that the disk has room and the file can be written, or set WORKBENCH_RUNS."
 _SUMMARY = "id, created, kind, model, recipe, recipe_key, numerics, dtype, state, label"
 
 
@@ -253,7 +254,13 @@ class RunStore:
                 raise self._quarantine(err) from None
             raise RecordError(
                 f"The run store {self.path} cannot be used: {err}.",
-                hint="Check that the disk has room and the file can be written, or set WORKBENCH_RUNS.",
+                hint=_USABLE,
+            ) from None
+        except (
+            OSError
+        ) as err:  # of the lock file beside it: a read-only folder, or another process that hangs
+            raise RecordError(
+                f"The run store {self.path} cannot be used: {err.strerror or err}", hint=_USABLE
             ) from None
 
     def _quarantine(self, err: sqlite3.DatabaseError) -> RecordError:

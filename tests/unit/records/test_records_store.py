@@ -225,3 +225,12 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="WORKBENCH_RUNS"):
         RunStore(tmp_path / "file" / "runs.db")
+
+
+def test_a_folder_that_takes_no_lock_file_is_a_record_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.1)
+    (tmp_path / "runs.db.lock").mkdir()  # as good as read-only, also for root
+    with pytest.raises(RecordError, match=r"cannot be used.*WORKBENCH_RUNS"):
+        RunStore(tmp_path / "runs.db")
