@@ -223,6 +223,7 @@ class Engine:
         siblings, parent.siblings = parent.siblings, []
         for child, infos in zip(siblings, choices, strict=True):
             forked = self.kv.fork(parent, child)
+            child.prompt_logprobs = parent.prompt_logprobs
             gained = commit_tokens(child, infos, self.eos_ids)
             child.state = "running" if forked else "waiting"
             if forked:
@@ -240,6 +241,7 @@ class Engine:
         for sample in (seq, *siblings):
             sample.finish = "length"
         for sibling in siblings:
+            sibling.prompt_logprobs = seq.prompt_logprobs
             events.append(self._event(sibling, (), ""))
             self._retire(sibling)
 

@@ -216,3 +216,15 @@ def test_freed_and_idle_pages_full_of_nan_change_nothing(lab, engine4):
     again = run(lab, engine, [prompt], max_tokens=8, logprobs=0)
     assert again.ids() == clean.ids()
     assert again.logprobs() == clean.logprobs()
+
+
+@pytest.mark.parametrize("max_tokens", [0, 6])
+def test_every_sample_carries_the_scores_of_the_prompt_it_shares(lab, engine4, max_tokens):
+    """Before, a sample had them only when it happened to be preempted and computed the prompt again."""
+    engine = engine4()
+    engine.add(Request("r", (5, 6, 7, 8, 9), SamplingParams(n=3, max_tokens=max_tokens, prompt_logprobs=1)))
+    samples = engine.sequences("r")
+    while engine.has_work:
+        engine.step()
+    assert all(sorted(s.prompt_logprobs) == [1, 2, 3, 4] for s in samples)
+    assert samples[0].prompt_logprobs == samples[1].prompt_logprobs == samples[2].prompt_logprobs
