@@ -159,55 +159,6 @@ class Controller:
             if self._handle is not None:
                 self._handle.restarts += 1
 
-    # -- model, device, number format -------------------------------------------------------------------
-
-    def open(self, make: Callable[[], Any], wanted: dict[str, str]) -> Opening:
-        """Replace the session by the one ``make`` builds; a run in flight starts again on it."""
-        label = " · ".join(wanted.values())
-        with self.lock:
-            if self.opening is not None:
-                self.opening.cancel()
-            self.problem, self.wanted = None, wanted
-            self._leave_run()
-            opening = self.opening = Opening(label, make, self._opened, self._changed)
-            opening.start()
-        self._changed()
-        return opening
-
-    def _opened(self, opening: Opening, session: Any, error: BaseException | None) -> None:
-        """In the opening's thread: take the new session over, or stay where we are."""
-        unwanted = session  # a newer opening, or the panel's end, came first
-        with self.lock:
-            if opening is self.opening:
-                self.opening, self.wanted, unwanted = None, {}, None
-                if session is not None:
-                    unwanted = self.session if self.owns else None
-                    self._adopt(session)
-                else:
-                    if opening.state == "failed" and error is not None:
-                        self.problem = Problem.of(error, where=f"opening {opening.label}")
-                    self._end(opening.state, None, opening.error)
-        if unwanted is not None:
-            unwanted.close()  # not under the lock: its worker may be waiting for it
-        self._changed()
-
-    def _adopt(self, session: Any) -> None:
-        self._unlisten()
-        self.measuring.cancel()
-        recipe, self.owns = self.recipe, True
-        self.state = self.state.of_session(session, before=self.session)
-        self.session, self._applied, self._applying = session, session.recipe, None
-        self._availability = ("", {})
-        self._unlisten = session.listen(partial(self._take, session))
-        self._show_recipe(session.recipe)
-        try:
-            if recipe.key != session.recipe.key:  # switched while the session was being opened
-                self.apply(recipe)
-        except WorkbenchError as err:
-            self.problem = Problem.of(err, where=f"switching to {recipe}")
-        if self._applying is None:
-            self._go_on()
-
     # -- quality ----------------------------------------------------------------------------------------
 
     def measure(self, **settings: Any) -> Any:

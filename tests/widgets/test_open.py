@@ -27,7 +27,7 @@ def opened(panel: Any, session: Any, monkeypatch: pytest.MonkeyPatch) -> Iterato
         made.append(new)
         return new
 
-    monkeypatch.setattr("workbench.widgets.panel.Session", make)
+    monkeypatch.setattr("workbench.widgets.actions.Session", make)
     yield made
     for new in made:
         new.close()
@@ -66,7 +66,7 @@ def test_a_run_in_flight_starts_again_on_the_new_session(
 def test_a_recipe_switched_while_opening_is_in_place_afterwards(
     panel: Any, opened: Any, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
-    from workbench.widgets import panel as module
+    from workbench.widgets import actions as module
 
     gate, fake = threading.Event(), module.Session
     monkeypatch.setattr(module, "Session", lambda *a, **k: gate.wait(5) and fake(*a, **k))
