@@ -138,7 +138,8 @@ class KiviCodec:
         return f"kivi/1/{self.bits}/{self.group}/{self.residual}"
 
     def page_sizes(self, head_dim: int) -> tuple[int, ...]:
-        """Exactly the residual length."""
+        """Exactly the residual length; raises :class:`OptionError` for head sizes that do not divide."""
+        self._check_head(head_dim)
         return (self.residual,)
 
     def planes(self, geometry: PageGeometry) -> tuple[PlaneSpec, ...]:
@@ -149,11 +150,7 @@ class KiviCodec:
                 f"kivi encodes pages of {self.residual} tokens, but the page size is {slots}.",
                 hint=f"Use page size {self.residual}, or set kivi.residual to {slots}.",
             )
-        if dim % self.group:
-            raise OptionError(
-                f"kivi.group = {self.group} does not divide the head size {dim}.",
-                hint="Choose a group that divides it, or another KV format.",
-            )
+        self._check_head(dim)
         meta: Literal["kv_meta"] = "kv_meta"
         half, byte, groups = torch.float16, torch.uint8, slots // self.group
         k_axes, v_axes = ("head", "group", "slot", "dim"), ("head", "slot", "group", "dim")
@@ -167,6 +164,13 @@ class KiviCodec:
                 for n in ("v_min", "v_step")
             ),
         )
+
+    def _check_head(self, head_dim: int) -> None:
+        if head_dim % self.group:
+            raise OptionError(
+                f"kivi.group = {self.group} does not divide the head size {head_dim}.",
+                hint="Choose a group that divides it, or another KV format.",
+            )
 
     def encode(self, planes: Mapping[str, Tensor], where: Tensor, k: Tensor, v: Tensor) -> None:
         """Encode whole pages ``k``, ``v`` [n, Hkv, P, D] into pages ``where`` int64 [n]."""

@@ -145,3 +145,12 @@ def test_plans_are_plain_data(facts):
     assert "configs" not in data
     assert Recipe.from_json(data["recipe"]) == p.recipe
     assert p == made(facts, "paged", "ngram:k=4")
+
+
+def test_a_group_that_does_not_divide_the_head_size_is_a_conflict_of_the_plan(facts):
+    odd = replace(facts, config=replace(facts.config, head_dim=80))
+    (found,) = conflicts(odd, "kivi")
+    assert (found.first, found.second, found.resource) == ("kivi", "model", "head size")
+    assert "does not divide the head size 80" in found.remedy
+    assert why_not(Recipe(), "kivi", odd) == [found]
+    assert made(odd, "kivi:group=16").page_size == 128
