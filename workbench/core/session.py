@@ -199,7 +199,10 @@ class Session:
         return page_snapshot(engine) if engine is not None and mine else None
 
     def memory(self) -> dict[str, int]:
-        """Bytes held by category, as of the last step or change."""
+        """Bytes held by category, as of the last step or change; ``weights_kept`` are sets not in use now.
+
+        A run's ``memory`` is that of its recipe alone and leaves those out.
+        """
         return dict(self._state.held)
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ class EngineState:
             except BaseException as err:
                 self.fail_all(err)
                 return
-            self.held = dict(step.bytes)
+            self.held = {**step.bytes, **self._kept()}
             for job in self.jobs:
                 job.take(step, events)
             for event in events:
@@ -146,7 +146,13 @@ class EngineState:
         self._count()
 
     def _count(self) -> None:
-        self.held = self.engine.memory() if self.engine is not None else {}
+        self.held = {**self.engine.memory(), **self._kept()} if self.engine is not None else self._kept()
+
+    def _kept(self) -> dict[str, int]:
+        """Bytes of weight sets that stay resident beside the one in use, so that toggling back is free."""
+        used = self.engine.executor.decoder if self.engine is not None else None
+        kept = sum(d.weights.nbytes() + d.table_nbytes for d in self._decoders.values() if d is not used)
+        return {"weights_kept": kept} if kept else {}
 
     def decoder(self, plan: Plan, progress: Progress | None, cancel: CancelToken) -> Decoder:
         """The decoder of a plan's weight set: a resident one, or built now."""

@@ -232,3 +232,15 @@ def test_a_failed_rebuild_goes_on_with_the_recipe_before(open_session, monkeypat
     run = session.generate("Hello", max_tokens=3)
     assert run.token_ids == before
     assert run.recipe == [{"id": "paged"}]
+
+
+def test_memory_counts_the_weight_set_that_is_kept_for_toggling_back(model_folder):
+    with Session(str(model_folder("llama"))) as session:
+        session.generate("a", max_tokens=1)
+        plain = session.memory()
+        assert "weights_kept" not in plain
+        session.apply(Recipe.of("rtn")).result(30)
+        run = session.generate("a", max_tokens=2)
+        assert session.memory()["weights_kept"] == plain["weights"]
+        assert session.memory()["weights"] == run.memory["weights"] < plain["weights"]
+        assert "weights_kept" not in run.memory
