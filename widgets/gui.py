@@ -69,7 +69,7 @@ class Gui:
             if c.live is not None and c.live.pages is not self._pages:
                 self._pages = c.live.pages
                 traits["pages"] = pages.drawn(self._pages) if self._pages is not None else {}
-            menus = (c.session, tuple(c.wanted.items()), opening)
+            menus = (c.session, c.session.plan.page_size, tuple(c.wanted.items()), opening)
             if menus != self._menus:
                 self._menus = menus
                 self.head.where = where.menus(c.session.plan, c.wanted, opening)

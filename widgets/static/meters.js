@@ -96,7 +96,7 @@ function drawSpeed(block, m) {
   block.body.replaceChildren(el("div", { class: "iwb-speeds" }, ...SPEEDS.slice(1).flatMap(([key, name, unit]) => [
     el("span", { class: "iwb-note", text: name }),
     el("span", { class: "iwb-of", text: num(now[key], now[key] === undefined ? "" : unit) }),
-    el("span", { class: "iwb-note", text: before?.[key] === undefined ? "" : `A ${num(before[key])}` })])));
+    el("span", { class: "iwb-note", text: before?.[key] === undefined ? "" : `A ${num(before[key], unit)}` })])));
 }
 
 function drawAcceptance(block, m) {

@@ -42,8 +42,9 @@ function runRegion(send) {
   const draft = el("div", { class: "iwb-draft", hidden: true });
   const strip = svg("svg", { class: "iwb-strip", role: "img", preserveAspectRatio: "none" });
   const phases = el("div", { class: "iwb-legend" });
+  const scale = el("span", { class: "iwb-note" });
   const stepsBox = el("div", { class: "iwb-steps", hidden: true },
-    el("h4", { text: "time per step" }), strip, phases);
+    el("h4", {}, el("span", { text: "time per step" }), scale), strip, phases);
   const legend = el("div", { class: "iwb-legend", "aria-label": "legend of the text" },
     ...["plain", "drafted", "accepted", "corrected", "rejected"].map((s) => el("span", { class: `iwb-tok iwb-${s}`, text: s })));
   const node = el("section", { class: "iwb-run", "aria-label": "Run" },
@@ -83,7 +84,7 @@ function runRegion(send) {
       drawProblem(problem, s.problem, send);
     },
     text(t) { drawText(text, t, drawn); },
-    meters(m) { drawDraft(draft, m.draft); drawStrip(stepsBox, strip, phases, m); },
+    meters(m) { drawDraft(draft, m.draft); drawStrip(stepsBox, strip, phases, scale, m); },
   };
 }
 
@@ -124,18 +125,23 @@ function drawDraft(node, draft) {
       title: kept ? "accepted" : "rejected", text: text.replace(/\n/g, "⏎") || "␣" })));
 }
 
-function drawStrip(box, node, legend, m) {
+// A prompt is read in one or a few long steps; they are cut where they would flatten all others, and that is said.
+function drawStrip(box, node, legend, scale, m) {
   const steps = m.strip || [];
   show(box, steps.length > 0);
-  const top = Math.max(1e-9, ...steps.map((s) => s.ms.reduce((a, b) => a + b, 0)));
+  const totals = steps.map((s) => s.ms.reduce((a, b) => a + b, 0));
+  const longest = Math.max(1e-9, ...totals), sorted = [...totals].sort((a, b) => a - b);
+  const usual = Math.max(1e-9, sorted[Math.floor(0.9 * (sorted.length - 1))] || 0);
+  const cut = longest > 3 * usual, top = cut ? 1.5 * usual : longest;
+  setText(scale, steps.length ? `0 to ${num(top)} ms${cut ? `; the longest, ${num(longest)} ms, is cut` : ""}` : "");
   node.setAttribute("viewBox", `0 0 ${Math.max(steps.length, 40)} 100`);
-  node.setAttribute("aria-label", `milliseconds per engine step, ${steps.length} steps, longest ${top.toFixed(1)} ms`);
+  node.setAttribute("aria-label", `milliseconds per engine step, ${steps.length} steps, longest ${longest.toFixed(1)} ms`);
   const used = m.phases.map((_, p) => steps.reduce((a, s) => a + s.ms[p], 0));
   const bars = [];
   steps.forEach((s, x) => {
     let y = 100;
     m.phases.forEach((phase, p) => {
-      const h = (100 * s.ms[p]) / top;
+      const h = Math.min((100 * s.ms[p]) / top, y);
       if (h < 0.2) return;
       y -= h;
       bars.push(svg("rect", { x: x + 0.08, y, width: 0.84, height: h, class: `iwb-phase-${phase}` },

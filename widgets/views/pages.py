@@ -151,10 +151,14 @@ def drawn(snapshot: PageSnapshot) -> dict[str, Any]:
         }
         for g in snapshot.groups
     ]
-    shown = table((snapshot,))
+    shown = table((snapshot,))  # its note is the groups' summaries again
     rows = [[str(v) for v in row] for row in shown.rows]
     return {
         "step": snapshot.step,
         "groups": groups,
-        "table": {"columns": list(shown.columns), "rows": rows, "note": shown.note},
+        "table": {
+            "columns": list(shown.columns),
+            "rows": rows,
+            "note": f"After engine step {snapshot.step}, measured.",
+        },
     }
