@@ -46,7 +46,8 @@ def build_run(
     drafts = [d for s in collected.steps for d in s.drafts]
     drawn = sum(t.source == "plain" for o in collected.outputs for t in o.tokens)
     # What was held while it ran, at its fullest; an idle engine holds no live tokens.
-    fullest = max(collected.steps, key=lambda s: s.bytes.get("kv_payload", 0), default=None)
+    held = (s.peak or s.bytes for s in collected.steps)
+    fullest = max(held, key=lambda b: b.get("kv_payload", 0), default=memory)
     device = plan.device if plan else "cpu"
     return Run(
         id=uuid4().hex,
@@ -67,7 +68,7 @@ def build_run(
             *kv_per_token(collected.outputs, collected.steps),
             *process_memory(device),
         ),
-        memory=dict(fullest.bytes) if fullest is not None else dict(memory),
+        memory=dict(fullest),
         acceptance=plain(_acceptance(acceptance(drafts, drawn))),
         path=collected.steps[-1].path if collected.steps else (),
         steps=tuple(step_row(s) for s in collected.steps),

@@ -62,6 +62,7 @@ class Engine:
         self.steps = 0
         self._chooser = Chooser(verify, self.vocab_size)
         self._requests: dict[str, list[Sequence]] = {}
+        self._ended: list[Sequence] = []  # in the step that runs
         self._ids = 0
 
     # -- requests -----------------------------------------------------------------------------------
@@ -103,15 +104,17 @@ class Engine:
         for seq in self._requests.pop(request_id, ()):
             if seq.state == "finished":
                 continue
-            seq.finish = reason
-            text = flush_text(seq)
-            seq.text += text
-            events.append(self._event(seq, (), text))
+            if seq.finish is None:
+                seq.finish = reason
+                text = flush_text(seq)
+                seq.text += text
+                events.append(self._event(seq, (), text))
             self._retire(seq)
         return events
 
     def reset(self) -> list[RequestEvent]:
         """End every request, e.g. after an exception inside a step; the engine is usable afterwards."""
+        self._ended.clear()
         return [e for request_id in self.alive() for e in self.abort(request_id, "error")]
 
     def sequences(self, request_id: str) -> list[Sequence]:
@@ -135,6 +138,7 @@ class Engine:
         clock("schedule")
         events: list[RequestEvent] = []
         records: list[DraftRecord] = []
+        peak: dict[str, int] = {}
         if spans:
             plan = StepPlan(self.steps, tuple(span for _, span in spans))
             prepared = self.executor.prepare(plan)
@@ -153,8 +157,9 @@ class Engine:
                     events.extend(self._fail(seq, choice))
                 elif seq.state == "running":
                     self._commit(seq, span, drafts.get(seq.id), choice, events, records)
+            peak = self._retire_ended()
             clock("commit")
-        return self._step_event(clock, selection, drafts, records), events
+        return self._step_event(clock, selection, drafts, records, peak), events
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -210,7 +215,7 @@ class Engine:
         if gained.kept or seq.finish:
             events.append(self._event(seq, gained.infos, gained.text))
         if seq.finish is not None:
-            self._retire(seq)
+            self._ended.append(seq)
 
     def _fail(self, seq: Sequence, error: RequestError) -> list[RequestEvent]:
         """End the whole request of a sequence that cannot go on; others are not affected."""
@@ -233,7 +238,7 @@ class Engine:
                 self.scheduler.waiting.appendleft(child)
             events.append(self._event(child, gained.infos, gained.text))
             if child.finish is not None:
-                self._retire(child)
+                self._ended.append(child)
 
     def _end_scoring(self, seq: Sequence, events: list[RequestEvent]) -> None:
         """The prompt was all that was asked for: its other samples end with it."""
@@ -243,7 +248,20 @@ class Engine:
         for sibling in siblings:
             sibling.prompt_logprobs = seq.prompt_logprobs
             events.append(self._event(sibling, (), ""))
-            self._retire(sibling)
+            self._ended.append(sibling)
+
+    def _retire_ended(self) -> dict[str, int]:
+        """Retire what ended in this step, all at once; returns the bytes held before their pages went back.
+
+        A request of one step would otherwise never be seen holding anything.
+        """
+        if not self._ended:
+            return {}
+        peak = self.memory()
+        for seq in self._ended:
+            self._retire(seq)
+        self._ended.clear()
+        return peak
 
     def _retire(self, seq: Sequence) -> None:
         self.scheduler.remove(seq)
@@ -276,6 +294,7 @@ class Engine:
         selection: Selection,
         drafts: Mapping[int, DraftTree],
         records: list[DraftRecord],
+        peak: Mapping[str, int],
     ) -> StepEvent:
         pool = self.kv.pools[0]
         prefill = sum(n for _, n in selection.prefills)
@@ -299,4 +318,5 @@ class Engine:
             drafts=tuple(records),
             preempted=tuple(s.request.id for s in selection.preempted),
             path=self.path,
+            peak=peak,
         )

@@ -9,7 +9,7 @@ Times are seconds of ``time.perf_counter`` unless a name says ``_ms``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 TokenSource = Literal["prompt", "plain", "accepted", "corrected", "bonus"]
@@ -56,7 +56,8 @@ class StepEvent:
     """One engine iteration.
 
     ``rows`` counts tokens forwarded (``prefill`` + ``decode`` + ``draft``); ``phase_ms`` splits
-    wall-clock by :data:`PHASES`; ``bytes`` is memory by category as held at the end of the step;
+    wall-clock by :data:`PHASES`; ``bytes`` is memory by category as held at the end of the step, ``peak``
+    (when something ended in it) as held just before the pages of what ended went back;
     ``path`` names the code really taken (attention form, kernels, codec).
     """
 
@@ -76,6 +77,7 @@ class StepEvent:
     drafts: tuple[DraftRecord, ...] = ()
     preempted: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
+    peak: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total_ms(self) -> float:

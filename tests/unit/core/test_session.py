@@ -244,3 +244,16 @@ def test_memory_counts_the_weight_set_that_is_kept_for_toggling_back(model_folde
         assert session.memory()["weights_kept"] == plain["weights"]
         assert session.memory()["weights"] == run.memory["weights"] < plain["weights"]
         assert "weights_kept" not in run.memory
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 2])
+def test_memory_of_a_run_is_what_it_held_even_if_it_lasts_one_step(model_folder, max_tokens):
+    """A request that ends in its first step gives its pages back before the step's end is counted."""
+    prompts = [[5 + i] * (20 + i) for i in range(3)]
+    with Session(str(model_folder("llama")), Recipe.of("paged"), dtype="float32") as session:
+        run = session.generate(prompts, max_tokens=max_tokens, ignore_eos=True)
+        config = session.facts.config
+        assert session.memory()["kv_payload"] == 0  # all given back
+    row = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+    tokens = sum(map(len, prompts)) + 3 * max(max_tokens - 1, 0)
+    assert run.memory["kv_payload"] == row * tokens
