@@ -181,7 +181,7 @@ class Session:
         return lambda: listeners.remove(listener) if listener in listeners else None
 
     def cancel_all(self) -> None:
-        """Stop everything that is queued or running; partial results are kept."""
+        """Stop all requests and tasks, queued or running; partial results are kept, the recipe stays."""
         self._worker.cancel_all()
 
     def wait_idle(self, timeout: float | None = None) -> bool:

@@ -73,7 +73,7 @@ class Worker(threading.Thread):
         return job
 
     def cancel_all(self) -> None:
-        """Ask everything that is queued or running to stop."""
+        """Ask all requests and tasks to stop."""
         with self._lock:
             jobs = [*self._inbox, *self.state.jobs, *(j for j, _ in self._tasks)]
             self._lock.notify_all()

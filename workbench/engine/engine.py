@@ -226,6 +226,7 @@ class Engine:
     ) -> None:
         """The prompt is computed: its other samples start here, on shared pages."""
         siblings, parent.siblings = parent.siblings, []
+        waiting = []
         for child, infos in zip(siblings, choices, strict=True):
             forked = self.kv.fork(parent, child)
             child.prompt_logprobs = parent.prompt_logprobs
@@ -235,10 +236,11 @@ class Engine:
                 self.scheduler.running.append(child)
                 self.scheduler.running.sort(key=lambda s: s.id)
             else:
-                self.scheduler.waiting.appendleft(child)
+                waiting.append(child)
             events.append(self._event(child, gained.infos, gained.text))
             if child.finish is not None:
                 self._ended.append(child)
+        self.scheduler.waiting.extendleft(reversed(waiting))  # ahead of later requests, in their order
 
     def _end_scoring(self, seq: Sequence, events: list[RequestEvent]) -> None:
         """The prompt was all that was asked for: its other samples end with it."""

@@ -14,6 +14,7 @@ from typing import Any
 from workbench.spec.errors import RecordError
 
 MAX_ROWS = 1_000_000
+MAX_VALUES = 20_000_000
 
 
 def shrink(rows: Sequence[Any]) -> dict[str, Any]:
@@ -38,6 +39,8 @@ def expand(column: Any, n: int) -> list[Any]:
         raise RecordError(f"A run cannot have {n!r} rows; at most {MAX_ROWS:,} are read.")
     match column:
         case {"all": value}:
+            if n * _size(value) > MAX_VALUES:
+                raise RecordError(f"A run's rows would unfold to more than {MAX_VALUES:,} values.")
             return [_copy(value) for _ in range(n)]
         case {"keys": {**columns}} if columns:
             parts = {str(name): expand(c, n) for name, c in columns.items()}
@@ -62,6 +65,12 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, list):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
+
+
+def _size(value: Any) -> int:
+    """Values in ``value``, containers included."""
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return 1 + sum(_size(v) for v in parts)
 
 
 def _copy(value: Any) -> Any:

@@ -65,6 +65,7 @@ def test_rows_do_not_share_their_lists() -> None:
     ("column", "n"),
     [
         ({"all": 1}, MAX_ROWS + 1),
+        ({"all": [0] * 100}, MAX_ROWS),
         ({"all": 1}, -1),
         ({"all": 1}, True),
         ({"each": [1]}, 2),
