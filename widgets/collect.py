@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.spec.events import PHASES, DraftRecord, RequestEvent, StepEvent, TokenInfo
-from workbench.spec.run import KV_IN_USE
+from workbench.spec.events import KV_IN_USE, PHASES, DraftRecord, RequestEvent, StepEvent, TokenInfo, fullest
 from workbench.speculative.stats import acceptance
 
 MAX_TOKENS = 4000  # tokens kept on screen
@@ -100,8 +99,7 @@ class LiveRun:
 
     def memory(self) -> dict[str, int]:
         """Bytes by category at the fullest step, as a run reports them."""
-        fullest = max(self.steps, key=lambda s: s.bytes.get("kv_payload", 0), default=None)
-        return dict(fullest.bytes) if fullest is not None else {}
+        return dict(fullest(self.steps) or {})
 
     def acceptance(self) -> dict[str, Any]:
         """τ, rate and survival by position; empty when nothing was drafted."""

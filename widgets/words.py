@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.spec.run import KV_IN_USE, Run
+from workbench.spec.events import KV_IN_USE
+from workbench.spec.run import Run
 
 _SAME = 0.02
 

@@ -14,7 +14,7 @@ from workbench.core.latency import latency
 from workbench.core.output import Output, live_tokens
 from workbench.core.provenance import process_memory, provenance
 from workbench.spec.errors import WorkbenchError
-from workbench.spec.events import JobState, StepEvent
+from workbench.spec.events import JobState, StepEvent, fullest
 from workbench.spec.plan import Plan
 from workbench.spec.run import Metric, Run, plain
 from workbench.speculative.stats import Acceptance, acceptance
@@ -45,9 +45,7 @@ def build_run(
     """The run of a request job, complete or partial."""
     drafts = [d for s in collected.steps for d in s.drafts]
     drawn = sum(t.source == "plain" for o in collected.outputs for t in o.tokens)
-    # What was held while it ran, at its fullest; an idle engine holds no live tokens.
-    held = (s.peak or s.bytes for s in collected.steps)
-    fullest = max(held, key=lambda b: b.get("kv_payload", 0), default=memory)
+    held = fullest(collected.steps)  # while it ran: an idle engine holds no live tokens
     device = plan.device if plan else "cpu"
     return Run(
         id=uuid4().hex,
@@ -68,7 +66,7 @@ def build_run(
             *kv_per_token(collected.outputs, collected.steps),
             *process_memory(device),
         ),
-        memory=dict(fullest),
+        memory=dict(memory if held is None else held),
         acceptance=plain(_acceptance(acceptance(drafts, drawn))),
         path=collected.steps[-1].path if collected.steps else (),
         steps=tuple(step_row(s) for s in collected.steps),

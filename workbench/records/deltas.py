@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.spec.run import KV_IN_USE, Metric, Run
+from workbench.spec.events import KV_IN_USE
+from workbench.spec.run import Metric, Run
 
 Direction = Literal["better", "worse", "same", "changed"]
 

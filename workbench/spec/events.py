@@ -8,7 +8,7 @@ Times are seconds of ``time.perf_counter`` unless a name says ``_ms``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -116,3 +116,18 @@ class JobEvent:
 
 
 Event = StepEvent | RequestEvent | JobEvent
+
+KV_IN_USE = ("kv_payload", "kv_meta", "fragmentation")
+"""Categories that live sequences hold of the KV pool: their tokens, and what their slots leave empty."""
+
+
+def fullest(steps: Iterable[StepEvent]) -> Mapping[str, int] | None:
+    """Bytes by category when live sequences held most of the KV pool; None without steps.
+
+    Payload alone would not do: a codec that shrinks a full page opens a fresh one beside it, and then holds
+    more bytes with less payload. It decides between equals, as when a whole context is reserved at once.
+    """
+    held = (s.peak or s.bytes for s in steps)
+    return max(
+        held, key=lambda b: (sum(b.get(k, 0) for k in KV_IN_USE), b.get("kv_payload", 0)), default=None
+    )

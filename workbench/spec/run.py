@@ -13,9 +13,6 @@ from typing import Any, Literal
 
 Tag = Literal["measured", "predicted", "simulated", "claimed"]
 
-KV_IN_USE = ("kv_payload", "kv_meta", "fragmentation")
-"""Categories that live sequences hold of the KV pool: their tokens, and what their slots leave empty."""
-
 
 @dataclass(frozen=True)
 class Metric:

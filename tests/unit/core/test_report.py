@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,15 @@ from workbench.core.session import Session
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
 from workbench.records.runfile import dumps, loads
-from workbench.spec.events import PHASES, DraftRecord, RequestEvent, StepEvent, TokenInfo
+from workbench.spec.events import (
+    KV_IN_USE,
+    PHASES,
+    DraftRecord,
+    RequestEvent,
+    StepEvent,
+    TokenInfo,
+    fullest,
+)
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
 from workbench.spec.run import Run
@@ -104,6 +113,17 @@ def test_kv_per_token_is_taken_where_only_this_job_ran() -> None:
     assert live_tokens([out], [2, 3]) == [(1, 11), (0, 0)]
 
 
+def test_fullest_step_is_the_one_that_holds_most_not_the_one_with_most_payload() -> None:
+    full = {"kv_payload": 90, "kv_meta": 0, "fragmentation": 10}  # a page, nearly full
+    coded = {"kv_payload": 30, "kv_meta": 10, "fragmentation": 80}  # coded, and a fresh page beside it
+    steps = [replace(step(i, 0.0), bytes=held) for i, held in enumerate((full, coded))]
+    assert fullest(steps) == coded
+    assert fullest([replace(steps[0], peak=dict(coded, kv_meta=11))])["kv_meta"] == 11  # type: ignore[index]
+    reserved = [replace(step(i, 0.0), bytes={"kv_payload": i, "fragmentation": 9 - i}) for i in range(5)]
+    assert fullest(reserved) == {"kv_payload": 4, "fragmentation": 5}
+    assert fullest([]) is None
+
+
 @pytest.mark.parametrize(
     "uses", [(), ("paged",), ("paged", "kv_int8"), ("paged", "kivi"), ("paged", "ngram")]
 )
@@ -125,7 +145,8 @@ def test_kvc_15_memory_shown_equals_the_bytes_of_the_tensors_held(
     assert shown["draft"] == draft
     run = build_run(Collected([], ran.steps, 0.0), None, "done", "bench", {})
     assert run.memory in [dict(s.peak or s.bytes) for s in ran.steps]
-    assert run.memory["kv_payload"] == max((s.peak or s.bytes)["kv_payload"] for s in ran.steps)
+    in_use = [sum((s.peak or s.bytes).get(k, 0) for k in KV_IN_USE) for s in ran.steps]
+    assert sum(run.memory.get(k, 0) for k in KV_IN_USE) == max(in_use)
 
 
 def test_kvc_15_logical_length_stored_rows_and_dropped_rows_are_three_numbers(lab: ModuleType) -> None:
