@@ -92,7 +92,7 @@ def test_dark_and_narrow(panel_page: Any, shots: Path) -> None:
 def test_stop_and_keyboard(open_notebook: Callable[..., Any]) -> None:
     page = open_notebook(CELL.replace('"max_tokens": 64', '"max_tokens": 1500'))
     page.wait_for_selector(".iwb-live", timeout=SLOW)
-    prompt = page.get_by_label("Prompt")
+    prompt = page.get_by_label("Prompt", exact=True)
     prompt.fill("def area(width, height):")
     prompt.press("Control+Enter")
     page.wait_for_function("document.querySelectorAll('.iwb-text .iwb-tok').length > 3", timeout=SLOW)
@@ -113,4 +113,30 @@ def test_stop_and_keyboard(open_notebook: Callable[..., Any]) -> None:
     page.keyboard.press("ArrowRight")
     assert page.get_by_role("tab", name="Code").get_attribute("aria-selected") == "true"
     assert page.get_by_text("workbench run").is_visible()
+    assert own_errors(page) == []
+
+
+def test_menus_measure_and_pages(panel_page: Any, shots: Path) -> None:
+    page = panel_page
+    page.get_by_label("prompt to start from").select_option(index=2)
+    page.get_by_label("number format").select_option("float32")
+    page.locator(".iwb-count").filter(has_text="opening").or_(page.locator(".iwb-stale")).first.wait_for(
+        state="attached", timeout=SLOW
+    )
+    wait_state(page, "idle")
+    page.get_by_label("samples").fill("2")
+    page.get_by_label("samples").press("Enter")
+    page.get_by_role("checkbox", name="Paged KV", exact=True).check()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.locator(".iwb-count").filter(has_text="128 / 128 tokens").wait_for(timeout=SLOW)
+    wait_state(page, "idle")
+    assert page.locator(".iwb-pagemap .iwb-page").count() > 0
+    assert page.locator(".iwb-pages").get_by_role("rowheader").count() >= 1
+    page.get_by_role("button", name="Measure", exact=True).click()
+    page.locator(".iwb-meters").get_by_text("held-out text").wait_for(timeout=SLOW)
+    page.set_viewport_size({"width": 800, "height": 2600})  # the panel itself is about 700 px wide
+    page.wait_for_timeout(500)
+    page.screenshot(path=shots / "narrow-menus.png")
+    assert page.evaluate("(e => e.scrollWidth <= e.clientWidth + 1)(document.querySelector('.iwb-root'))")
+    assert page.get_by_label("number format").input_value() == "float32"
     assert own_errors(page) == []
