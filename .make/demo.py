@@ -2,7 +2,8 @@
 
 Papermill runs it inside notebooks/, as a person would; what the cells tagged `result` display is printed, and
 the executed notebook is written to reports/ as .ipynb and .html. The page holds its figures and plotly's
-script once, so it opens without a network; only equations are typeset by a script from the web.
+script once, so it opens without a network; only equations are typeset by a script from the web. The live
+panel needs a kernel and is left out of the page.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "notebooks" / "00_start.ipynb"
 REPORTS = ROOT / "reports"
 FIGURE = "application/vnd.plotly.v1+json"
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def main(model: str) -> int:
@@ -30,6 +32,7 @@ def main(model: str) -> int:
     )
     notebook = nbformat.read(executed, as_version=4)
     draw_figures(notebook)
+    leave_out_widgets(notebook)
     page, _ = HTMLExporter(embed_images=True, require_js_url="").from_notebook_node(notebook)
     report = executed.with_suffix(".html")
     report.write_text(page, encoding="utf-8")
@@ -57,11 +60,20 @@ def draw_figures(notebook: nbformat.NotebookNode) -> None:
                 script = False
 
 
+def leave_out_widgets(notebook: nbformat.NotebookNode) -> None:
+    """Drop live controls: on a page they fetch their script from the web, and then work on nothing."""
+    notebook.metadata.pop("widgets", None)
+    for cell in notebook.cells:
+        if "outputs" in cell:
+            cell.outputs = [out for out in cell.outputs if WIDGET not in out.get("data", {})]
+
+
 def shown_by(cell: nbformat.NotebookNode) -> list[str]:
-    """Plain text that a cell tagged `result` printed or displayed, in order."""
+    """Plain text that a cell tagged `result` printed or displayed, in order; figures are for the page."""
     if cell.cell_type != "code" or "result" not in cell.metadata.get("tags", []):
         return []
-    texts = (out.get("text") or out.get("data", {}).get("text/plain", "") for out in cell.outputs)
+    shown = [out for out in cell.outputs if FIGURE not in out.get("data", {})]
+    texts = (out.get("text") or out.get("data", {}).get("text/plain", "") for out in shown)
     return [text.rstrip() for text in texts if text.strip()]
 
 

@@ -41,4 +41,6 @@ def _cli(state: PanelState) -> str:
     parts.append("--chat" if state.chat else "--raw")
     parts += [f"{flag} {state.sampling[name]}" for name, flag in _FLAGS.items() if name in state.sampling]
     parts += [f"--stop {shlex.quote(s)}" for s in state.sampling.get("stop", ())]
+    if state.sampling.get("ignore_eos"):
+        parts.append("--ignore-eos")
     return " \\\n  ".join(parts)

@@ -47,7 +47,9 @@ def figure_class() -> Any:
             chosen = "PLOTLY_RENDERER" in os.environ or "plotly.io._renderers" in sys.modules
             if chosen and importlib.import_module("plotly.io").renderers.default != _HEAVY:
                 return super()._repr_mimebundle_(include, exclude, **more)
-            return {MIME: json.loads(self.to_json(validate=False))}
+            # Its own text form spells out every number of the figure.
+            title = self.layout.title.text or "without a title"
+            return {MIME: json.loads(self.to_json(validate=False)), "text/plain": f"Figure: {title}"}
 
     return Figure
 

@@ -37,6 +37,11 @@ def test_every_view_is_a_figure_and_a_table(pair: Any, view: str, theme: Any) ->
     assert table.to_html().startswith("<table>")
 
 
+def test_a_figure_in_plain_text_is_its_title_not_its_numbers(pair: Any) -> None:
+    shown = views.to_figure("memory", pair[0])._repr_mimebundle_()
+    assert shown["text/plain"].startswith("Figure: Memory in use") and len(shown["text/plain"]) < 100
+
+
 def test_measured_is_a_solid_line(pair: Any) -> None:
     assert {t.line.dash for t in views.to_figure("latency", *pair).data} == {"solid"}
 
@@ -116,6 +121,8 @@ def test_code_forms() -> None:
     cli = as_code(state, "cli")
     assert "--use kivi:bits=2" in cli
     assert "'it'\"'\"'s; rm -rf'" in cli  # quoted for a shell
+    assert "--ignore-eos" not in cli
+    assert "--ignore-eos" in as_code(replace(state, sampling={"ignore_eos": True}), "cli")
     assert PanelState.from_json(as_code(state, "json")) == state
     with pytest.raises(OptionError):
         as_code(state, "yaml")  # type: ignore[arg-type]
@@ -130,6 +137,6 @@ def test_a_renderer_that_somebody_chose_is_used(pair: Any) -> None:
         pio.renderers.default = "notebook_connected"
         assert "text/html" in figure._repr_mimebundle_()
         pio.renderers.default = "plotly_mimetype+notebook"
-        assert set(figure._repr_mimebundle_()) == {"application/vnd.plotly.v1+json"}
+        assert set(figure._repr_mimebundle_()) == {"application/vnd.plotly.v1+json", "text/plain"}
     finally:
         pio.renderers.default = before
