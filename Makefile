@@ -22,7 +22,8 @@ setup:  ## create .venv and install what the workbench needs
 
 lab: setup  ## open JupyterLab on the first notebook, with the default model fetched
 	@$(BIN)/workbench fetch $(MODEL) || echo "$(MODEL) cannot be had here; the notebooks also run on model = \"tiny\"."
-	@cd notebooks && ../$(BIN)/jupyter-lab 00_start.ipynb --LabApp.news_url=None $(ROOT_FLAG) $(ARGS)
+	@cd notebooks && ../$(BIN)/jupyter-lab 00_start.ipynb --LabApp.default_url=/lab/tree/00_start.ipynb \
+	    --LabApp.news_url=None $(ROOT_FLAG) $(ARGS)
 
 demo: setup  ## run the first notebook headless, print its results, write reports/00_start.html
 	@$(BIN)/workbench fetch $(MODEL)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -50,6 +51,7 @@ def main() -> int:
     install_torch(python, gpu)
     pip(python, *requirements(extras))
     pip(python, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    quiet_lab()
     STAMP.write_text(fingerprint)
     print(f"ready: {VENV.name} with {', '.join(extras)}")
     return 0
@@ -98,6 +100,14 @@ def install_torch(python: Path, gpu: bool) -> None:
         pip(python, "--index-url", CPU_INDEX, TORCH_CPU)
     else:
         pip(python, TORCH_CPU)
+
+
+def quiet_lab() -> None:
+    """Keep JupyterLab from asking, over the first notebook, whether it may fetch news: here it may not."""
+    folder = VENV / "share" / "jupyter" / "lab" / "settings"
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}
+    (folder / "overrides.json").write_text(json.dumps(settings))
 
 
 def torch_is_fitting(python: Path) -> bool:

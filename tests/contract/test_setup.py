@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import socket
 import subprocess
 import sys
@@ -64,6 +65,8 @@ def test_torch_comes_first_and_fits_the_machine(
     rest = installs[installs.index(mentions[1])]
     assert ("triton>=3.6,<3.10; sys_platform == 'linux'" in rest) == gpu
     assert installs[-1][:3] == ("--no-deps", "--no-build-isolation", "--editable")
+    asks = json.loads((setup.VENV / "share/jupyter/lab/settings/overrides.json").read_text())
+    assert asks["@jupyterlab/apputils-extension:notification"] == {"fetchNews": "false"}
 
 
 def test_a_fitting_torch_is_kept(

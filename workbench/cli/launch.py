@@ -71,7 +71,8 @@ def find_notebook(name: str) -> Path:
 def lab_command(notebook: Path, extra: list[str]) -> list[str]:
     """How JupyterLab is started: bound to 127.0.0.1, token on; root, as in a container, must be allowed."""
     command = [sys.executable, "-m", "jupyterlab", notebook.name, "--ServerApp.ip=127.0.0.1"]
-    command.append("--LabApp.news_url=None")
+    # The address that JupyterLab prints leads to the notebook too, for a browser on another screen.
+    command += [f"--LabApp.default_url=/lab/tree/{notebook.name}", "--LabApp.news_url=None"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
     return [*command, *extra]

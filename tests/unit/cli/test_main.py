@@ -147,7 +147,9 @@ def test_fetch_says_why_no_source_worked(
 def test_lab_listens_on_this_machine_with_its_protections_on(tmp_path: Path) -> None:
     command = launch.lab_command(tmp_path / "00_start.ipynb", ["--no-browser"])
     assert command[1:4] == ["-m", "jupyterlab", "00_start.ipynb"] and command[-1] == "--no-browser"
-    assert "--ServerApp.ip=127.0.0.1" in command
+    assert (
+        "--ServerApp.ip=127.0.0.1" in command and "--LabApp.default_url=/lab/tree/00_start.ipynb" in command
+    )
     joined = " ".join(command)
     assert not any(word in joined for word in ("token", "password", "xsrf", "allow_origin"))
 
