@@ -37,10 +37,10 @@ def list_runs(
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("id", "created", "kind", "model", "recipe", "state"):
+    for column in ("id", "created (UTC)", "kind", "model", "recipe", "state"):
         table.add_column(column)
     for row in rows:
-        row["id"] = row["id"][:8]
+        row["id"], row["created"] = row["id"][:8], row["created"][:19].replace("T", " ")
         table.add_row(*(Text(str(row[c])) for c in ("id", "created", "kind", "model", "recipe", "state")))
     out().print(table if rows else "no runs yet: workbench run --prompt …")
 

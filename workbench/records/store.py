@@ -178,9 +178,7 @@ class RunStore:
         if prefix in found:
             return prefix
         if not found:
-            raise RecordError(
-                f"No run {prefix!r} in {self.path}.", hint="See the ids with RunStore().list()."
-            )
+            raise RecordError(f"No run {prefix!r} in {self.path}.", hint="`workbench runs` lists the ids.")
         if len(found) > 1:
             shown = ", ".join(i[: len(prefix) + 4] for i in found)
             raise RecordError(
