@@ -341,4 +341,4 @@ print([m for m in heavy if m in sys.modules])
 def test_the_first_picture_imports_no_more_than_it_needs() -> None:
     done = subprocess.run([sys.executable, "-c", _FIRST], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == ["['application/vnd.plotly.v1+json']", "[]"]
+    assert done.stdout.splitlines() == ["['application/vnd.plotly.v1+json', 'text/plain']", "[]"]
