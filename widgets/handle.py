@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench.spec.errors import Cancelled, JobFailed, WorkbenchError
 from workbench.spec.run import Run
+from workbench.widgets.waiting import wait_or_cancel
 
 
 class PanelRun:
@@ -42,12 +43,7 @@ class PanelRun:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end; False when ``timeout`` seconds passed first. An interrupt stops the run."""
-        try:
-            return self._ended.wait(timeout)
-        except KeyboardInterrupt:
-            self.cancel()
-            self._ended.wait(2.0)
-            raise
+        return wait_or_cancel(self._ended, self.cancel, timeout)
 
     def result(self, timeout: float | None = None) -> Run:
         """The finished run. Raises its error, :class:`Cancelled`, or ``TimeoutError``."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from workbench.spec.errors import Cancelled, JobFailed, WorkbenchError
 from workbench.spec.events import Event, JobEvent
+from workbench.widgets.waiting import wait_or_cancel
 
 Done = Callable[["Opening", Any, "BaseException | None"], None]
 
@@ -53,12 +54,7 @@ class Opening:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end; False when ``timeout`` seconds passed first. An interrupt cancels."""
-        try:
-            return self._ended.wait(timeout)
-        except KeyboardInterrupt:
-            self.cancel()
-            self._ended.wait(2.0)
-            raise
+        return wait_or_cancel(self._ended, self.cancel, timeout)
 
     def result(self, timeout: float | None = None) -> None:
         """Wait until the session is in place. Raises what went wrong, or ``TimeoutError``."""

@@ -199,11 +199,16 @@ def test_wrong_settings_are_named(
 
 
 def test_a_benchmark_can_be_stopped_between_turns(model_folder: Callable[[str], Path]) -> None:
+    turns: list[tuple[float, float]] = []
     steps = benchmark_steps(
-        BenchSettings("batch", str(model_folder("llama")), rounds=50, sizes=TINY), lambda *_: None
+        BenchSettings("batch", str(model_folder("llama")), rounds=50, sizes=TINY),
+        lambda done, total, _: turns.append((done, total)),
     )
     next(steps)
     steps.close()
+    with pytest.raises(StopIteration):
+        next(steps)
+    assert all(done < total / 2 for done, total in turns)  # most of the fifty rounds were never run
 
 
 # -- a process of its own ---------------------------------------------------------------------------------

@@ -27,8 +27,10 @@ def test_a_bad_value_is_named_with_its_range(field, value):
 
 
 def test_limits_of_the_ranges_are_accepted():
-    SamplingParams(temperature=0, top_k=0, top_p=1, min_p=1, seed=2**64 - 1, logprobs=0)
-    SamplingParams(temperature=1e-300, top_p=1e-9, repetition_penalty=0.1, presence_penalty=-2)
+    widest = SamplingParams(temperature=0, top_k=0, top_p=1, min_p=1, seed=2**64 - 1, logprobs=0)
+    assert (widest.seed, widest.min_p, widest.logprobs) == (2**64 - 1, 1, 0)
+    narrowest = SamplingParams(temperature=1e-300, top_p=1e-9, repetition_penalty=0.1, presence_penalty=-2)
+    assert (narrowest.temperature, narrowest.top_p, narrowest.presence_penalty) == (1e-300, 1e-9, -2)
 
 
 def test_one_bare_stop_string_is_one_stop():
