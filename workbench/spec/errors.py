@@ -159,6 +159,23 @@ class JobFailed(WorkbenchError):
         self.traceback_text = traceback_text
 
 
+# -- kernels ------------------------------------------------------------------------------
+
+
+class KernelError(WorkbenchError):
+    """Base of what can keep a kernel from running."""
+
+    exit_code = 6
+
+
+class UnsupportedInput(KernelError):
+    """Tensors a kernel does not take: dtype, layout, alignment, size; ``hint`` is what it takes."""
+
+
+class CompilerError(KernelError):
+    """A compiler that is missing or too old, or that could not compile a kernel; the message quotes it."""
+
+
 # -- internal contracts -------------------------------------------------------------------
 
 
