@@ -8,6 +8,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
+from workbench.records.conditions import same_question
 from workbench.spec.events import PHASES
 from workbench.spec.run import Run
 from workbench.widgets import clean, words
@@ -98,7 +99,7 @@ def meters(c: Controller) -> dict[str, Any]:
 def _delta(a: Run | None, b: Run | None) -> str:
     if a is None or b is None or a is b:
         return ""
-    return words.delta(a, b, f"A ({_named(a, b.model)})")
+    return words.delta(a, b, f"A ({memory.label(a)})")
 
 
 def _named(run: Run, here: str) -> str:
@@ -132,7 +133,7 @@ def quality(c: Controller, last: Run | None) -> list[str]:
     measured = c.measured.get(c.place)
     out = in_words(measured) if measured is not None else []
     a = c.pinned
-    if a is not None and last is not None and a is not last and words.same_question(a, last):
+    if a is not None and last is not None and a is not last and same_question(a, last):
         out.append(f"text against A: {words.text_agreement(a.token_ids, last.token_ids)}")
     return out
 

@@ -1,7 +1,7 @@
 """Numbers in words: sizes, and how one run compares with another.
 
-A ratio always says of what. Nothing is called faster or smaller within two per cent: a single pair of runs on
-a shared machine cannot tell.
+A ratio always says of what, and is quoted only of runs that did the same work. Nothing is called faster or
+smaller within two per cent: a single pair of runs on a shared machine cannot tell.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workbench.records.conditions import apart, differences, same_question
 from workbench.spec.events import KV_IN_USE
 from workbench.spec.run import Run
 
@@ -40,7 +41,21 @@ def kv_in_use(memory: Mapping[str, int]) -> int:
 
 
 def delta(before: Run, after: Run, than: str = "") -> str:
-    """``after`` against ``before`` in words: speed, KV memory, text. ``than`` names ``before``."""
+    """``after`` against ``before`` in words: speed, KV memory, text. ``than`` names ``before``.
+
+    Of runs that did different work: what differs.
+    """
+    why_not = apart(differences(before, after))
+    if why_not:
+        numbers = f"not compared{f' with {than}' if than else ''}: {why_not}"
+    else:
+        parts = _parts(before, after)
+        numbers = ", ".join(parts) + (f" than {than}" if parts and than else "")
+    text = text_agreement(before.token_ids, after.token_ids) if same_question(before, after) else ""
+    return "; ".join(filter(None, (numbers, text)))
+
+
+def _parts(before: Run, after: Run) -> list[str]:
     parts = []
     a, b = before.metric("decode_speed"), after.metric("decode_speed")
     if a is not None and b is not None and a.value > 0 and b.value > 0:
@@ -48,16 +63,7 @@ def delta(before: Run, after: Run, than: str = "") -> str:
     kv_a, kv_b = kv_in_use(before.memory), kv_in_use(after.memory)
     if kv_a > 0 and kv_b > 0:
         parts.append(_amount(kv_b / kv_a, "KV memory"))
-    numbers = ", ".join(parts) + (f" than {than}" if parts and than else "")
-    text = ""
-    if same_question(before, after):
-        text = text_agreement(before.token_ids, after.token_ids)
-    return "; ".join(filter(None, (numbers, text)))
-
-
-def same_question(a: Run, b: Run) -> bool:
-    """Whether two outputs can be compared token by token: one model, one prompt, some text in both."""
-    return bool(a.model == b.model and a.prompts == b.prompts and a.token_ids and b.token_ids)
+    return parts
 
 
 def text_agreement(a: Sequence[int], b: Sequence[int]) -> str:

@@ -90,6 +90,28 @@ def test_a_difference_in_words(pair: Any, b: float, text: str) -> None:
     assert said.endswith("same 12 tokens")
 
 
+def sampled(run: Any, temperature: float) -> Any:
+    return replace(run, outputs=({**run.outputs[0], "sampling": {"temperature": temperature}},))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda r: sampled(r, 0.8), "temperature 0.8 instead of 0"),
+        (lambda r: replace(r, prompts=("something else",)), "another prompt"),
+        (lambda r: replace(r, model="other"), "model other instead of tiny"),
+    ],
+)
+def test_runs_of_different_work_say_what_differs_instead_of_who_is_faster(
+    pair: Any, change: Any, says: str
+) -> None:
+    before, after = (sampled(r, 0.0) for r in (speed(pair[0], 100.0), speed(pair[1], 300.0)))
+    assert "faster" in words.delta(before, after, "A")
+    said = words.delta(before, change(after), "A")
+    assert said == f"not compared with A: {says}"
+    assert views.to_table("compare", before, change(after)).note == said.replace(" with A", "")
+
+
 def test_texts_that_part_say_where() -> None:
     assert words.text_agreement([1, 2, 3], [1, 2, 4]) == "text parts at token 3 of 3"
     assert words.text_agreement([1, 2], [1, 2, 4]) == "same text for 2 tokens"

@@ -47,7 +47,7 @@ def list_runs(
 
 def compare_runs(runs: Ids, json: o.Json = False) -> None:
     """Two or more runs side by side; each is compared with the first."""
-    from workbench.records.compare import compare
+    from workbench.records.compare import compare, to_text
 
     if len(runs) < 2:
         raise RecordError("There is nothing to compare with.", hint="Name two runs or more: workbench runs")
@@ -56,8 +56,7 @@ def compare_runs(runs: Ids, json: o.Json = False) -> None:
     if json:
         print_json({"base": found[0].id, "comparisons": [c.to_dict() for c in made]})
         return
-    for comparison in made:
-        print(comparison.to_text())
+    print(to_text(made))
 
 
 def export_runs(

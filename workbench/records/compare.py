@@ -1,16 +1,17 @@
 """Two runs side by side: what changed in the recipe, in every number, in the text; and whether it is fair.
 
-``compare(a, b).to_text()`` begins with one line in words ("2.1× faster, 31% less KV memory, KL 0.016 nats").
+``compare(a, b).to_text()`` begins with one line in words ("2.1× faster, 31% less KV memory, KL 0.016 nats");
+where the runs did different work, that line says what differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from workbench.records.conditions import unfair
+from workbench.records.conditions import Difference, apart, counted, differences
 from workbench.records.deltas import Delta, deltas, numbers
 from workbench.records.divergence import Divergence, divergences
 from workbench.records.form import quantity, spread
@@ -29,19 +30,29 @@ _QUALITY = ("kl", "perplexity", "top1", "acceptance_tau")
 
 @dataclass(frozen=True)
 class Comparison:
-    """What changes from run ``a`` to run ``b``; ``warnings`` is empty when all other conditions are equal."""
+    """What changes from run ``a`` to run ``b``; ``differences`` are those besides the recipe."""
 
     a: Run
     b: Run
     recipe: RecipeDiff
     deltas: tuple[Delta, ...]
     divergences: tuple[Divergence, ...]
-    warnings: tuple[str, ...]
+    differences: tuple[Difference, ...]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A sentence for each difference, the most important first."""
+        return tuple(d.sentence for d in self.differences)
+
+    @property
+    def apart(self) -> str:
+        """In a few words, why speeds are not compared; empty when they are."""
+        return apart(self.differences)
 
     @property
     def fair(self) -> bool:
         """True when nothing but the recipe differs."""
-        return not self.warnings
+        return not self.differences
 
     @property
     def numerics(self) -> tuple[str, str]:
@@ -55,8 +66,8 @@ class Comparison:
     @property
     def headline(self) -> str:
         """The few differences people ask for first, in words."""
-        parts = []
-        for names, what in _HEADLINES:
+        parts = [f"not comparable: {self.apart}"] if self.apart else []
+        for names, what in _HEADLINES if not self.apart else ():
             found = next((d for n in names if (d := self.delta(n)) is not None), None)
             if found is not None and found.direction != "same":
                 parts.append(f"{found.words} {what}".strip())
@@ -88,12 +99,13 @@ class Comparison:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form: ids, headline, recipe difference, rows, divergences, warnings."""
+        """JSON form: ids, headline, recipe difference, rows, divergences, warnings, why speeds are apart."""
         return {
             "a": self.a.id,
             "b": self.b.id,
             "headline": self.headline,
             "fair": self.fair,
+            "apart": self.apart,
             "warnings": list(self.warnings),
             "numerics": list(self.numerics),
             "recipe": {name: list(getattr(self.recipe, name)) for name in ("added", "removed", "changed")},
@@ -101,9 +113,9 @@ class Comparison:
             "divergences": [{**vars(d)} for d in self.divergences],
         }
 
-    def to_text(self) -> str:
-        """A page of text for a terminal."""
-        lines = [self.headline, *_heads(self), ""]
+    def to_text(self, warn: bool = True) -> str:
+        """A page of text for a terminal; without the warnings where they are said elsewhere."""
+        lines = [self.headline, *_heads(self), *(map(_unfair, self.warnings) if warn else ()), ""]
         table = [(d.name, _cell(d.a), _cell(d.b), _MARK[d.direction], d.words) for d in self.deltas]
         table.insert(0, ("", "A", "B", "", ""))
         widths = [max(len(row[i]) for row in table) for i in range(4)]
@@ -120,7 +132,8 @@ class Comparison:
             f"<td>{escape(d.a.tag)}</td></tr>"
             for d in self.deltas
         )
-        heads = "".join(f"<p>{escape(line)}</p>" for line in _heads(self))
+        lines = [*_heads(self), *map(_unfair, self.warnings)]
+        heads = "".join(f"<p>{escape(line)}</p>" for line in lines)
         return (
             f"<div><p><strong>{escape(self.headline)}</strong></p>{heads}"
             "<table><thead><tr><th>number</th><th>A</th><th>B</th><th>direction</th><th>in words</th>"
@@ -131,7 +144,19 @@ class Comparison:
 def compare(a: Run, b: Run) -> Comparison:
     """What changes from ``a`` to ``b``."""
     recipe = Recipe.from_json(a.recipe).diff(Recipe.from_json(b.recipe))
-    return Comparison(a, b, recipe, deltas(a, b), divergences(a, b), unfair(a, b))
+    apart_by = differences(a, b)
+    found = deltas(a, b, comparable=not apart(apart_by))
+    return Comparison(a, b, recipe, found, divergences(a, b), apart_by)
+
+
+def to_text(comparisons: Sequence[Comparison]) -> str:
+    """Several comparisons with one base; what makes them unfair is said once, with how many it concerns."""
+    if len(comparisons) == 1:
+        return comparisons[0].to_text()
+    warnings = [_unfair(w) for w in counted([c.differences for c in comparisons])]
+    return "\n\n".join(
+        [*(c.to_text(warn=False) for c in comparisons), *(["\n".join(warnings)] * bool(warnings))]
+    )
 
 
 def _heads(c: Comparison) -> list[str]:
@@ -140,8 +165,11 @@ def _heads(c: Comparison) -> list[str]:
     lines.append(f"recipe: {' '.join(changes) if changes else 'the same'}")
     lines.append(f"numerics: {c.a.numerics} / {c.b.numerics}")
     lines += [f"output {d.index}: {d.words}" for d in c.divergences]
-    lines += [f"not a fair comparison: {w}" for w in c.warnings]
     return lines
+
+
+def _unfair(warning: str) -> str:
+    return f"not a fair comparison: {warning}"
 
 
 def _changes(diff: RecipeDiff) -> Mapping[str, tuple[str, ...]]:

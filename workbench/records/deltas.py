@@ -2,16 +2,17 @@
 
 Metrics, bytes by category and acceptance ratios are compared under one set of names. A ratio is quoted
 only between values of one unit and one tag; where the ranges of two repeated measurements overlap, the
-words say so.
+words say so. Between runs of different work a ratio is only a ratio: nothing is called faster or better.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from workbench.records.form import number
 from workbench.spec.events import KV_IN_USE
 from workbench.spec.run import Metric, Run
 
@@ -62,10 +63,11 @@ def numbers(run: Run) -> Iterator[Metric]:
             yield Metric(f"acceptance_{name}", value, unit, n=n, better="higher", note=note)
 
 
-def deltas(a: Run, b: Run) -> tuple[Delta, ...]:
-    """Every number both runs have, in the order of ``a``."""
+def deltas(a: Run, b: Run, *, comparable: bool = True) -> tuple[Delta, ...]:
+    """Every number both runs have, in the order of ``a``; without judgement where they are not comparable."""
     others = {m.name: m for m in numbers(b)}
-    return tuple(delta(m, others[m.name]) for m in numbers(a) if m.name in others)
+    found = [delta(m, others[m.name]) for m in numbers(a) if m.name in others]
+    return tuple(found if comparable else map(_unjudged, found))
 
 
 def delta(a: Metric, b: Metric) -> Delta:
@@ -86,6 +88,15 @@ def delta(a: Metric, b: Metric) -> Delta:
     return Delta(a.name, a.unit, a, b, direction, overlap, words)
 
 
+def _unjudged(d: Delta) -> Delta:
+    """The same numbers, said of runs that did different work."""
+    if d.direction == "same":
+        return d
+    timed = d.a.unit == d.b.unit and d.a.tag == d.b.tag and d.unit in (*_TIMES, "tok/s")
+    words = f"{d.ratio:.3g}×" if timed and d.ratio is not None else d.words
+    return replace(d, direction="changed", words=words)
+
+
 def _overlap(a: Metric, b: Metric) -> bool:
     if a.spread is None or b.spread is None or min(a.n, b.n) < 2:
         return False
@@ -98,6 +109,8 @@ def _words(a: Metric, b: Metric) -> str:
         return "the same"
     if not (math.isfinite(x) and math.isfinite(y)) or x <= 0 or y <= 0 or a.unit in ("nats", "%"):
         change = y - x
+        if a.unit == "B" and math.isfinite(change):
+            return ("+" if change > 0 else "") + number(change, "B")
         unit = "points" if a.unit == "%" else a.unit
         return f"{change:+.3g} {unit}".strip() if math.isfinite(change) else "not comparable"
     if a.unit in _TIMES:

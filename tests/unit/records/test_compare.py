@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import workbench
-from workbench.records.compare import compare
+from workbench.records.compare import compare, to_text
 from workbench.records.deltas import delta
 from workbench.spec.run import Metric, Run
 
@@ -139,8 +139,7 @@ def test_without_logprobs_nothing_is_judged(make_run: Make) -> None:
         ({"numerics": "pinned"}, "numerics"),
         ({"model": "other"}, "model"),
         ({"weight_hash": "x"}, "weights"),
-        ({"prompt": "Twice"}, "prompts"),
-        ({"seed": 4}, "seed"),
+        ({"prompt": "Twice"}, "The prompt"),
         ({"state": "cancelled"}, "cancelled"),
         ({"kind": "bench"}, "kind"),
         ({"plan": {"kind": "exact", "limits": {"kv_pool_tokens": 1}}}, "kv_pool_tokens"),
@@ -161,6 +160,70 @@ def test_another_machine_or_setting_makes_it_unfair(make_run: Make, change_: dic
     a = make_run(kind="bench")
     assert a.provenance is not None and compare(a, a).fair
     assert not compare(a, replace(a, provenance=replace(a.provenance, **change_))).fair
+
+
+def sampled(run: Run, **sampling: Any) -> Run:
+    """The run with these sampling settings."""
+    out = copy.deepcopy(run.outputs[0])
+    out["sampling"].update(sampling)
+    return replace(run, outputs=(out,))
+
+
+def test_seeds_differ_only_where_something_is_drawn(make_run: Make) -> None:
+    a, b = make_run(), make_run(seed=4)
+    assert not any("seed" in w for w in compare(a, b).warnings)
+    warm = [sampled(r, temperature=0.5) for r in (a, b)]
+    assert any("seed differs: 3 against 4" in w for w in compare(*warm).warnings)
+    assert not compare(*warm).apart  # another draw of the same work
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (lambda r: replace(r, model="big"), "model big instead of tiny"),
+        (lambda r: replace(r, dtype="float32"), "dtype float32 instead of bfloat16"),
+        (lambda r: replace(r, prompts=("Twice",)), "another prompt"),
+        (lambda r: sampled(r, temperature=0.8, top_p=0.9), "temperature 0.8 instead of 0, top_p 0.9"),
+        (lambda r: replace(r, kind="bench"), "a bench run, not a generate run"),
+        (lambda r: replace(r, provenance=replace(r.provenance, threads=1)), "1 instead of 2 threads"),
+    ],
+)
+def test_nothing_is_called_faster_between_runs_of_different_work(
+    make_run: Make, other: Callable[[Run], Run], says: str
+) -> None:
+    a = make_run()
+    b = other(replace(a, metrics=(replace(a.metrics[0], value=250.0), *a.metrics[1:])))
+    found = compare(a, b)
+    assert found.headline.startswith(f"not comparable: {says}")
+    assert "faster" not in found.to_text()
+    speed = found.delta("decode_speed")
+    assert speed is not None and (speed.direction, speed.words) == ("changed", "2.5×")
+
+
+def test_several_comparisons_say_what_is_unfair_once_and_how_often(make_run: Make) -> None:
+    a = make_run()
+    others = [make_run(prompt="Twice"), make_run(prompt="Twice", dtype="float32"), make_run(dtype="float32")]
+    lines = to_text([compare(a, b) for b in others]).splitlines()
+    unfair = [line.removeprefix("not a fair comparison: ") for line in lines if line.startswith("not a fair")]
+    assert unfair == [
+        "The dtype differs: bfloat16 against float32. (2 of 3)",
+        "The prompt differs: 'Once' against 'Twice'. (2 of 3)",
+        "Times come from two separate runs; ratios are quoted from one interleaved run. (3 of 3)",
+    ]
+
+
+def test_what_follows_from_a_difference_is_not_said_again(make_run: Make) -> None:
+    a = make_run()
+    assert a.provenance is not None
+    elsewhere = replace(a.provenance, profile="interactive", environment={"OMP_WAIT_POLICY": "active"})
+    b = make_run(kind="bench", model="other", weight_hash="x", outputs=(), prompts=(), provenance=elsewhere)
+    b = replace(b, plan={"kind": "exact", "limits": {"kv_pool_tokens": 1}})
+    assert [w.partition(" differs")[0] for w in compare(a, b).warnings][:3] == [
+        "The kind of run",
+        "The model",
+        "The profile",
+    ]
+    assert not any(word in w for w in compare(a, b).warnings for word in ("weights", "Limits", "environment"))
 
 
 def test_html_escapes_every_text(make_run: Make) -> None:
