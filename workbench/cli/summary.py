@@ -42,8 +42,9 @@ def facts(run: Run) -> list[tuple[str, ...]]:
     """What ran, and how: recipe, numerics class, code path, machine."""
     kind = run.plan.get("kind", "")
     uses = " + ".join(_use_text(u) for u in run.recipe) or "plain"
+    what = ("recipe", f"{uses} ({kind})" if kind else uses)
     rows: list[tuple[str, ...]] = [
-        ("recipe", f"{uses} ({kind})" if kind else uses),
+        ("bench", run.subject) if run.contestants else what,
         ("model", f"{run.model} · {run.dtype} · numerics {run.numerics} · seed {run.seed}"),
     ]
     if run.outputs:

@@ -7,7 +7,7 @@ process of its own (:mod:`workbench.core.benchmark_process`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import uuid4
@@ -151,12 +151,14 @@ def benchmark_steps(settings: BenchSettings, tell: Tell) -> Generator[None, None
     weights = _Weights(source)
     peer_model = load_peer_model(settings.model, settings.dtype, settings.device) if settings.peers else None
     metrics: list[Metric] = []
+    names: dict[str, None] = {}  # of all that competed, in order
     path: tuple[str, ...] = ()
     for number, (cell, sizes) in enumerate(limited.items()):
         made: list[Any] = []
         for p in plans[cell]:
             made += _contestants(settings, p, weights, sizes)
         made += [c for which in settings.peers if (c := peer(which, settings.name, peer_model, sizes))]
+        names |= dict.fromkeys(contestant.name for contestant in made)
         total = len(made) * (settings.rounds + 1)
 
         def report(done: int, name: str, cell: str = cell, number: int = number, total: int = total) -> None:
@@ -184,9 +186,7 @@ def benchmark_steps(settings: BenchSettings, tell: Tell) -> Generator[None, None
         weight_hash=source.fingerprint,
         recipe=[dict(u) for u in base.recipe.to_json()],
         recipe_key=base.recipe.key,
-        plan=plain(
-            {**base.to_dict(), "bench": {"name": settings.name, "rounds": settings.rounds, "cells": limited}}
-        ),
+        plan=plain({**base.to_dict(), "bench": _what(settings, limited, names)}),
         numerics=settings.numerics,
         dtype=settings.dtype,
         seed=0,
@@ -222,6 +222,11 @@ def _contestants(settings: BenchSettings, p: Plan, weights: _Weights, sizes: Siz
         return [kind(name, engine, settings.device, **sizes)]
     shares = (("empty", 0.0), ("half_cached", 0.5))
     return [kind(f"{name}:{w}", engine, settings.device, share=share, **sizes) for w, share in shares]
+
+
+def _what(settings: BenchSettings, cells: Mapping[str, Sizes], names: Iterable[str]) -> dict[str, Any]:
+    """What a bench run was of: its ``recipe`` and the rest of its plan are those of the first contestant."""
+    return {"name": settings.name, "rounds": settings.rounds, "cells": cells, "contestants": list(names)}
 
 
 def _recipe(text: str) -> Recipe:

@@ -177,7 +177,7 @@ def _changes(diff: RecipeDiff) -> Mapping[str, tuple[str, ...]]:
 
 
 def _run(run: Run) -> str:
-    return f"{run.id[:8]} {run.model}: {Recipe.from_json(run.recipe)}"
+    return f"{run.id[:8]} {run.model}: {run.subject}"
 
 
 def _label(name: str) -> str:

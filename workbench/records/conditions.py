@@ -33,7 +33,7 @@ def differences(a: Run, b: Run) -> tuple[Difference, ...]:
 
 
 def apart(found: Iterable[Difference]) -> str:
-    """In a few words why speeds are not compared ("another prompt, temperature 1 instead of 0"), or nothing."""
+    """In a few words why speeds are not compared ("another prompt, top_k 40 instead of 0"), or nothing."""
     return ", ".join(d.brief for d in found if d.decides)
 
 
@@ -67,8 +67,8 @@ def _question(a: Run, b: Run) -> Iterator[Difference]:
     if a.outputs and b.outputs:
         if a.prompts != b.prompts:
             several = max(len(a.prompts), len(b.prompts)) > 1
-            shown = [f"{len(r.prompts)} prompts" if several else repr(r.prompts[0]) for r in (a, b)]
-            yield _decides("The set of prompts" if several else "The prompt", *shown, "another prompt")
+            x, y = (f"{len(r.prompts)} prompts" if several else repr(r.prompts[0]) for r in (a, b))
+            yield _decides("The set of prompts" if several else "The prompt", x, y, "another prompt")
         changed = _changed(_sampling(a), _sampling(b), "default")
         if changed:
             of = ", ".join(f"{k} {x} against {y}" for k, x, y in changed)

@@ -19,7 +19,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 def page(runs: Sequence[Run], title: str = "") -> str:
     """The whole page; the first run is the reference of every comparison."""
-    title = title or f"{runs[0].model}: {', '.join(str(Recipe.from_json(r.recipe)) for r in runs)}"
+    title = title or f"{runs[0].model}: {', '.join(r.subject for r in runs)}"
     body = [f"<h1>{escape(title)}</h1>"]
     if len(runs) > 1:
         body.append("<p class='soft'>The first run is A, the one each other is compared with.</p>")
@@ -36,12 +36,11 @@ def page(runs: Sequence[Run], title: str = "") -> str:
 
 def section(run: Run) -> str:
     """Everything about one run."""
-    recipe = Recipe.from_json(run.recipe)
-    kind = str(run.plan.get("kind", ""))
-    chips = [u.to_text() for u in recipe] or ["plain"]
+    kind = "" if run.contestants else str(run.plan.get("kind", ""))  # each of them has its own
+    chips = run.contestants or [u.to_text() for u in Recipe.from_json(run.recipe)] or ["plain"]
     facts = [run.kind, kind, f"numerics {run.numerics}", run.dtype, f"seed {run.seed}", run.state]
     parts = [
-        f"<section><h2>{escape(run.model)}: {escape(str(recipe))}</h2>",
+        f"<section><h2>{escape(run.model)}: {escape(run.subject)}</h2>",
         f"<p>{''.join(f'<span class=chip>{escape(c)}</span>' for c in chips)}</p>",
         f"<p class='soft'>{escape(' · '.join(f for f in facts if f))} · run {escape(run.id[:12])}</p>",
     ]
@@ -54,7 +53,8 @@ def section(run: Run) -> str:
     if kind == "simulated":
         parts.append("<p class='warn'>Simulated: real tokens, virtual clock or topology.</p>")
     parts += [tiles(run), metrics(run.metrics), memory(run), phases(run), acceptance(run), outputs(run)]
-    parts.append(f"<h3>Recipe</h3><pre>{escape(code(run))}</pre>")
+    if not run.contestants:
+        parts.append(f"<h3>Recipe</h3><pre>{escape(code(run))}</pre>")
     parts.append(provenance(run))
     return "".join(parts) + "</section>"
 

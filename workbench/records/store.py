@@ -46,7 +46,7 @@ _SUMMARY = "id, created, kind, model, recipe, recipe_key, numerics, dtype, state
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a list shows of a stored run; ``recipe`` is its text form, ``created`` UTC, ISO 8601."""
+    """What a list shows of a stored run; ``recipe`` is what was run, as text, ``created`` UTC, ISO 8601."""
 
     id: str
     created: str
@@ -94,7 +94,7 @@ class RunStore:
             created or datetime.now(UTC).isoformat(timespec="seconds"),
             run.kind,
             run.model,
-            str(Recipe.from_json(run.recipe)),
+            run.subject,
             run.recipe_key,
             run.numerics,
             run.dtype,
@@ -139,9 +139,8 @@ class RunStore:
             where.append("recipe_key = ?")
             values.append(recipe.key)
         elif recipe is not None:
-            where.append(
-                "(recipe_key = ? OR instr(' ' || replace(recipe, ':', ' ') || ' ', ' ' || ? || ' ') > 0)"
-            )
+            words = "' ' || replace(replace(recipe, ':', ' '), '+', ' ') || ' '"
+            where.append(f"(recipe_key = ? OR instr({words}, ' ' || ? || ' ') > 0)")
             values += [recipe, recipe]
         clause = f"WHERE {' AND '.join(where)}" if where else ""
         query = f"SELECT {_SUMMARY} FROM runs {clause} ORDER BY created DESC, rowid DESC LIMIT ?"  # noqa: S608

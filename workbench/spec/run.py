@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from workbench.spec.recipe import Recipe
+
 Tag = Literal["measured", "predicted", "simulated", "claimed"]
 
 
@@ -90,6 +92,19 @@ class Run:
     def token_ids(self) -> list[int]:
         """Token ids of the first output."""
         return list(self.outputs[0]["token_ids"]) if self.outputs else []
+
+    @property
+    def contestants(self) -> tuple[str, ...]:
+        """All that a bench run measured side by side, recipes and other engines; empty for other runs."""
+        bench = self.plan.get("bench")
+        return tuple(map(str, bench.get("contestants", ()))) if isinstance(bench, Mapping) else ()
+
+    @property
+    def subject(self) -> str:
+        """What was run, in words: the recipe, or a benchmark and all that competed in it."""
+        if self.contestants:
+            return f"{self.plan['bench']['name']}: {' vs '.join(self.contestants)}"
+        return str(Recipe.from_json(self.recipe))
 
     def metric(self, name: str) -> Metric | None:
         """The metric of that name, if it was measured."""

@@ -50,7 +50,9 @@ def test_a_run_in_this_process(workbench: Command) -> None:
     assert run["kind"] == "bench" and run["provenance"]["profile"] == "interactive" and run["saved"]
     ratio = next(m for m in run["metrics"] if m["unit"] == "×")
     assert ratio["of"] == "plain" and ratio["tag"] == "measured"
-    assert workbench("runs", "--json").json["runs"][0]["kind"] == "bench"
+    (listed,) = workbench("runs", "--json").json["runs"]
+    assert (listed["kind"], listed["recipe"]) == ("bench", "decode: plain vs paged")
+    assert "plain vs paged" in workbench("runs").out
 
 
 def test_a_run_in_a_fresh_process_has_the_bench_profile(workbench: Command) -> None:

@@ -234,3 +234,14 @@ def test_a_folder_that_takes_no_lock_file_is_a_record_error(
     (tmp_path / "runs.db.lock").mkdir()  # as good as read-only, also for root
     with pytest.raises(RecordError, match=r"cannot be used.*WORKBENCH_RUNS"):
         RunStore(tmp_path / "runs.db")
+
+
+def test_a_bench_run_is_listed_and_found_by_all_that_competed(make_run: Make, store_path: Path) -> None:
+    bench = {"name": "decode", "rounds": 7, "cells": {}, "contestants": ["plain", "paged+ngram:k=3"]}
+    run = make_run(kind="bench", recipe=[], plan={"kind": "exact", "bench": bench})
+    store = RunStore(store_path)
+    store.save(run)
+    (listed,) = store.list(recipe="ngram")
+    assert listed.recipe == "decode: plain vs paged+ngram:k=3"
+    old = make_run(id="b" * 32, kind="bench", plan={"bench": {"name": "decode"}})
+    assert old.subject == "paged + kivi:bits=2"  # stored before contestants were
