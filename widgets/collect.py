@@ -28,6 +28,7 @@ class LiveRun:
     total: int
     kind: str  # exact, lossy, simulated
     decode: Callable[[Sequence[int]], str]
+    ready: Callable[[], float] = float  # since when the engine was there; TTFT counts from then
     stream: Any = None  # StreamDecoder: text per token of the first sample
     pieces: list[list[Any]] = field(default_factory=list)  # [text, source, step, logprob]
     steps: list[StepEvent] = field(default_factory=list)
@@ -90,7 +91,7 @@ class LiveRun:
         """TTFT and TPOT in ms, decode speed in tokens/s; what cannot be known yet is left out."""
         if self.first is None:
             return {}
-        out = {"ttft": (self.first[0] - self.submitted) * 1e3}
+        out = {"ttft": (self.first[0] - max(self.submitted, self.ready())) * 1e3}
         later, span = self.tokens - self.first[1], self.last - self.first[0]
         if later > 0 and span > 0:
             out["decode_speed"] = later / span

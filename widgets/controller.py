@@ -238,6 +238,7 @@ class Controller:
         )
         self._submitted = state
         job = self.session.submit(prompt, params)
+        self.live.ready = lambda: float(job.ready)
         self._job, self._request = job, job.request_ids[0]
         if self._handle is not None:
             self._handle.follow(job)

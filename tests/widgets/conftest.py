@@ -46,7 +46,8 @@ class FakeStream:
 class FakeRequest(Job):
     def __init__(self, prompt: Any, params: SamplingParams, notify: Callable[[Any], None]) -> None:
         super().__init__("request", str(prompt)[:40], notify)
-        self.params, self.submitted = params, perf_counter()
+        self.params = params
+        self.submitted = self.ready = perf_counter()
         self.request_ids = [f"{self.id}/0"]
         self.output = Output(prompt=str(prompt), prompt_ids=(1, 2, 3), sample=0)
         self.steps: list[StepEvent] = []

@@ -1,9 +1,10 @@
 """Latency by its textbook definitions, from deliveries and steps.
 
-TTFT: submission to the first token of an output, waiting for the engine included. TPOT: (last token − first
-token) / (tokens − 1) of an output. ITL: time between two deliveries of an output (a delivery may hold
-several tokens). Decode speed: tokens after each output's first, over the time from the first to the last of
-them all. Several outputs give the median and the range.
+TTFT: submission to the first token of an output, waiting for other requests included (*queue*); where model
+or recipe were still being put in place, TTFT begins once they were (*opening* says how long that took).
+TPOT: (last token − first token) / (tokens − 1) of an output. ITL: time between two deliveries of an output (a
+delivery may hold several tokens). Decode speed: tokens after each output's first, over the time from the
+first to the last of them all. Several outputs give the median and the range.
 """
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ from workbench.spec.run import Metric
 HOST_PHASES = ("schedule", "prepare", "commit", "emit")
 
 
-def latency(outputs: Sequence[Output], steps: Sequence[StepEvent], submitted: float) -> tuple[Metric, ...]:
-    """TTFT, TPOT, ITL, throughput and step phases; ``submitted`` in seconds of ``time.perf_counter``."""
+def latency(
+    outputs: Sequence[Output], steps: Sequence[StepEvent], submitted: float, ready: float = 0.0
+) -> tuple[Metric, ...]:
+    """TTFT, TPOT, ITL, throughput and step phases.
+
+    ``submitted`` and ``ready``, when the engine was there, in seconds of ``time.perf_counter``.
+    """
     out: list[Metric] = []
     started = [o for o in outputs if o.deliveries]
-    waited = max((steps[0].time - submitted) * 1e3, 0.0) if steps else 0.0
-    ttft = [(o.deliveries[0][0] - submitted) * 1e3 for o in started]
+    begin = max(submitted, ready)
+    waited = max((steps[0].time - begin) * 1e3, 0.0) if steps else 0.0
+    ttft = [(o.deliveries[0][0] - begin) * 1e3 for o in started]
     tpot = [
         (o.deliveries[-1][0] - o.deliveries[0][0]) * 1e3 / (len(o.tokens) - o.deliveries[0][1])
         for o in started
@@ -35,9 +42,11 @@ def latency(outputs: Sequence[Output], steps: Sequence[StepEvent], submitted: fl
         if values:
             out.append(_repeated(name, values, better="lower"))
     if started:
-        out.append(
-            Metric("queue", waited, "ms", better="lower", note="part of TTFT: until the first step began")
-        )
+        note = "part of TTFT: until the first step began"
+        out.append(Metric("queue", waited, "ms", better="lower", note=note))
+    if started and begin > submitted:
+        note = "before TTFT: until model and recipe were in place"
+        out.append(Metric("opening", (begin - submitted) * 1e3, "ms", better="lower", note=note))
     later = sum(len(o.tokens) - o.deliveries[0][1] for o in started)
     if later:
         seconds = max(o.deliveries[-1][0] for o in started) - min(o.deliveries[0][0] for o in started)

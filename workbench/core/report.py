@@ -24,13 +24,14 @@ __all__ = ["Collected", "Output", "build_run", "provenance", "step_row"]
 
 @dataclass
 class Collected:
-    """Everything a request job saw; ``submitted`` in seconds of ``time.perf_counter``."""
+    """Everything a request job saw; ``submitted`` and ``ready`` in seconds of ``time.perf_counter``."""
 
     outputs: list[Output]
     steps: list[StepEvent]
     submitted: float
     seed: int = 0
     notices: tuple[str, ...] = ()
+    ready: float = 0.0
 
 
 def build_run(
@@ -62,7 +63,7 @@ def build_run(
         prompts=tuple(dict.fromkeys(o.prompt for o in collected.outputs)),
         outputs=tuple(plain(o.to_dict()) for o in collected.outputs),
         metrics=(
-            *latency(collected.outputs, collected.steps, collected.submitted),
+            *latency(collected.outputs, collected.steps, collected.submitted, collected.ready),
             *kv_per_token(collected.outputs, collected.steps),
             *process_memory(device),
         ),

@@ -86,7 +86,7 @@ class RequestJob(Job):
         self.requested = list(requested)
         self.profile = profile
         self.added = False
-        self.submitted = perf_counter()
+        self.submitted = self.ready = perf_counter()
         self._parts = [_Part(f"{self.id}/{i}", r) for i, r in enumerate(self.requested)]
         self._by_id = {p.request_id: p for p in self._parts}
         self._steps: list[StepEvent] = []
@@ -104,8 +104,9 @@ class RequestJob(Job):
 
     # -- called by the worker -----------------------------------------------------------------------
 
-    def add_to(self, engine: Engine, plan: Plan) -> None:
-        """Hand the prompts to the engine; one that cannot be served fails alone."""
+    def add_to(self, engine: Engine, plan: Plan, ready: float) -> None:
+        """Hand the prompts to the engine, there since ``ready``; one that cannot be served fails alone."""
+        self.ready = max(self.submitted, ready)
         self.start()
         self.added, self._plan = True, plan
         for part in self._parts:
@@ -165,6 +166,7 @@ class RequestJob(Job):
             outputs=outputs,
             steps=self._steps,
             submitted=self.submitted,
+            ready=self.ready,
             seed=self.requested[0].params.seed if self.requested else 0,
             notices=tuple(dict.fromkeys(n for r in self.requested for n in r.notices)),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator
+from time import perf_counter
 from typing import Any
 
 from workbench.core.build import build_engine, build_kv, build_weights, kv_key, weights_key
@@ -36,6 +37,7 @@ class EngineState:
         self.engine: Engine | None = None
         self.jobs: list[RequestJob] = []
         self.broken: WorkbenchError | None = None  # why there is no engine
+        self.ready = 0.0  # since when the engine is there, in seconds of perf_counter
         self.held: dict[str, int] = {}  # bytes by category, replaced as a whole: other threads read it
         self._decoders: OrderedDict[tuple[str, ...], Decoder] = OrderedDict()
         self._kv: tuple[tuple[object, ...], KVCache] | None = None
@@ -56,6 +58,7 @@ class EngineState:
             kv = build_kv(plan, decoder)
         engine = build_engine(plan, decoder, kv, self.tokenizer.stream, self.tokenizer.eos_ids)
         self._kv, self.engine, self.plan = (key, kv), engine, plan
+        self.ready = perf_counter()
         self._count()
 
     def advance(self, emit: Callable[[Event], None]) -> None:
@@ -91,7 +94,7 @@ class EngineState:
                 self._count()
             elif not job.added:
                 try:
-                    job.add_to(engine, plan)
+                    job.add_to(engine, plan, self.ready)
                 except WorkbenchError as err:
                     self.jobs.remove(job)
                     job.fail(err)

@@ -80,6 +80,30 @@ def test_latency_definitions_on_a_hand_made_stream() -> None:
     assert found["decode_speed"] == pytest.approx(3.0)
 
 
+def test_putting_the_model_in_place_is_neither_queue_nor_time_to_first_token() -> None:
+    # Submitted at 10.0, engine there at 10.3, first step at 10.4, token at 10.5.
+    found = values(latency([output([(10.5, 1)])], [step(1, 10.4)], submitted=10.0, ready=10.3))
+    assert found["opening"] == pytest.approx(300)
+    assert found["queue"] == pytest.approx(100)
+    assert found["ttft"] == pytest.approx(200)
+    later = values(latency([output([(10.5, 1)])], [step(1, 10.4)], submitted=10.0, ready=9.0))
+    assert "opening" not in later and later["ttft"] == pytest.approx(500)
+
+
+def test_a_session_tells_opening_from_waiting(model_folder: Callable[[str], Path]) -> None:
+    limits = EngineLimits(kv_pool_tokens=512, max_context=128)
+    with Session(str(model_folder("llama")), limits=limits) as session:
+        first: Run = session.generate("one", max_tokens=4)
+        second: Run = session.generate("one", max_tokens=4)
+        session.apply(Recipe.of("paged"))
+        switched: Run = session.generate("one", max_tokens=4)
+    opening = [run.metric("opening") for run in (first, second, switched)]
+    assert opening[0] is not None and opening[0].value > 0 and opening[1] is None
+    for run in (first, switched):
+        ttft, queue = run.metric("ttft"), run.metric("queue")
+        assert ttft is not None and queue is not None and 0 <= queue.value < ttft.value
+
+
 def test_several_outputs_give_median_range_and_count() -> None:
     outs = [output([(1.0 + i, 1), (2.0 + i, 1)]) for i in range(3)]
     found = {m.name: m for m in latency(outs, [step(1, 0.5)], submitted=0.0)}
