@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench.cli import options as o
-from workbench.cli.failure import CANCELLED
 from workbench.cli.generate import keep
 from workbench.cli.output import Meter, interruptible, note, print_json
+from workbench.cli.start import CANCELLED
 from workbench.spec.errors import Cancelled, JobFailed, OptionError
 from workbench.spec.recipe import Recipe
 

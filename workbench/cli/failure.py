@@ -16,7 +16,6 @@ from workbench.spec.errors import JobFailed, PlanError, WorkbenchError
 from workbench.spec.plan import Conflict
 
 USAGE = 2
-CANCELLED = 130
 
 
 def describe(error: Exception) -> tuple[dict[str, Any], int]:

@@ -1,22 +1,23 @@
 """``workbench run``: one prompt through a recipe, its text as it comes, then what was measured.
 
-The engine works on the session's own thread; this one prints what it delivers and waits for Ctrl-C, which
-ends the run within a step and keeps what it has.
+The engine works on the session's own thread; this one prints what it delivers and looks for Ctrl-C, which
+ends the run within a step and keeps what it has: a flag, never an exception, until all is kept and shown.
 """
 
 from __future__ import annotations
 
 import queue
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from workbench.cli import options as o
-from workbench.cli.failure import CANCELLED
-from workbench.cli.output import Meter, note, print_json
-from workbench.spec.errors import EmptyPrompt, RequestError, WorkbenchError
+from workbench.cli.output import Meter, interruptible, note, print_json
+from workbench.cli.start import CANCELLED, HINT, MESSAGE
+from workbench.spec.errors import Cancelled, EmptyPrompt, RequestError, WorkbenchError
 from workbench.spec.events import Event, JobEvent, RequestEvent
 
 if TYPE_CHECKING:
@@ -90,11 +91,15 @@ def run(
         "limits": o.limits_of(kv_pool_tokens, max_context),
         "threads": threads,
     }
-    with Meter("loading the model") as meter, Session(model, wanted, **where) as session:
-        made, interrupted = _generate(session, text, chat, params, meter, stream=not json)
+    with (
+        Meter("loading the model") as meter,
+        Session(model, wanted, **where) as session,
+        interruptible() as cancel,
+    ):
+        made = _generate(session, text, chat, params, meter, cancel, stream=not json)
         saved, trouble = keep(made) if save else (False, "")
-    show(made, saved, trouble, json)
-    if interrupted or made.state == "cancelled":
+        show(made, saved, trouble, json)
+    if cancel.is_set() or made.state == "cancelled":
         raise typer.Exit(CANCELLED)
 
 
@@ -146,8 +151,15 @@ def prepared(session: Session, text: str, chat: bool | None, params: Any) -> tup
 
 
 def _generate(
-    session: Session, text: str, chat: bool | None, params: Any, meter: Meter, *, stream: bool
-) -> tuple[Run, bool]:
+    session: Session,
+    text: str,
+    chat: bool | None,
+    params: Any,
+    meter: Meter,
+    cancel: threading.Event,
+    *,
+    stream: bool,
+) -> Run:
     arrivals: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
 
     def listen(event: Event) -> None:
@@ -161,27 +173,30 @@ def _generate(
     if notice:
         note(f"note: {notice}")
     job = session.submit(asked, params)
-    interrupted = False
-    try:
-        _pump(job, arrivals, meter, stream)
-    except KeyboardInterrupt:
-        interrupted = True
-        job.cancel()
-        # A running job ends within a step; one that waits for the model has nothing to keep.
-        job.wait(30.0 if job.state == "running" else 0.5)
+    _pump(job, arrivals, meter, cancel, stream)
     if stream and params.n == 1:
         print(flush=True)
     if job.error is not None:
         raise job.error
     if job.value is None:  # cancelled before the model was there
-        raise KeyboardInterrupt
-    return job.value, interrupted
+        raise Cancelled(MESSAGE, hint=HINT)
+    return job.value
 
 
-def _pump(job: RequestJob, arrivals: queue.SimpleQueue[RequestEvent], meter: Meter, stream: bool) -> None:
+def _pump(
+    job: RequestJob,
+    arrivals: queue.SimpleQueue[RequestEvent],
+    meter: Meter,
+    cancel: threading.Event,
+    stream: bool,
+) -> None:
     """Print the first sample as it arrives; with several samples they are printed at the end instead."""
     alone = job.requested[0].params.n == 1
     while not (job.ended and arrivals.empty()):
+        if cancel.is_set():
+            job.cancel()
+            if job.state == "queued":  # it waits for the model and has nothing to keep
+                return
         try:
             event = arrivals.get(timeout=0.05)
         except queue.Empty:

@@ -17,6 +17,7 @@ import typer
 from workbench.cli import benching, catalogue, generate, launch, measuring, stored
 from workbench.cli.failure import report
 from workbench.cli.output import only_json
+from workbench.cli.start import HINT, MESSAGE
 from workbench.spec.errors import Cancelled
 
 app = typer.Typer(
@@ -37,7 +38,7 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except KeyboardInterrupt:
-            raise Cancelled("The command was interrupted.", hint="Nothing is left running.") from None
+            raise Cancelled(MESSAGE, hint=HINT) from None
         except BrokenPipeError:
             _forget_stdout()
 

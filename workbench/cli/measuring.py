@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,9 @@ import typer
 
 from workbench.cli import options as o
 from workbench.cli.generate import keep, show
-from workbench.cli.output import Meter
+from workbench.cli.output import Meter, interruptible
+from workbench.cli.start import HINT, MESSAGE
+from workbench.spec.errors import Cancelled
 from workbench.spec.events import Event, JobEvent
 
 if TYPE_CHECKING:
@@ -69,25 +72,25 @@ def measure(
         "device": device,
         "threads": threads,
     }
-    with Meter("measuring") as meter, Session(model, wanted, **where) as session:
+    with (
+        Meter("measuring") as meter,
+        Session(model, wanted, **where) as session,
+        interruptible() as cancel,
+    ):
 
         def listen(event: Event) -> None:
             if isinstance(event, JobEvent) and event.kind == "task" and event.total:
                 meter(event.done / event.total, event.message)
 
         session.listen(listen)
-        made = finished(submit_quality(session, wanted, text=text, settings=settings))
+        made = finished(submit_quality(session, wanted, text=text, settings=settings), cancel)
         saved, trouble = keep(made) if save else (False, "")
-    show(made, saved, trouble, json)
+        show(made, saved, trouble, json)
 
 
-def finished(job: Job) -> Any:
-    """A job's result, waited for in short turns so that Ctrl-C is noticed; it cancels the job."""
-    try:
-        while not job.wait(0.2):
-            pass
-    except KeyboardInterrupt:
-        job.cancel()
-        job.wait(30.0)
-        raise
+def finished(job: Job, cancel: threading.Event) -> Any:
+    """A job's result. Raises :class:`Cancelled` once ``cancel`` is set; closing the session ends the job."""
+    while not job.wait(0.05):
+        if cancel.is_set():
+            raise Cancelled(MESSAGE, hint=HINT)
     return job.result()

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from workbench.cli import generate
+from workbench.records.store import RunStore
 from workbench.spec.errors import Cancelled
 
 Command = Callable[..., Any]
@@ -142,15 +143,26 @@ def test_a_prompt_file_that_is_not_text(workbench: Command, tmp_path: Path) -> N
     assert done.status == 4 and "UTF-8" in done.json["message"]
 
 
+def interrupt_when(monkeypatch: pytest.MonkeyPatch, moment: Callable[[Any], bool]) -> None:
+    """A real Ctrl-C once ``moment(job)`` holds of the run that is waited for."""
+    pump = generate._pump
+
+    def interrupted(job: Any, *rest: Any) -> None:
+        def person() -> None:
+            while not moment(job) and not job.ended:
+                time.sleep(0.001)
+            signal.raise_signal(signal.SIGINT)
+
+        threading.Thread(target=person, daemon=True).start()
+        pump(job, *rest)
+
+    monkeypatch.setattr(generate, "_pump", interrupted)
+
+
 def test_interrupt_keeps_the_partial_run_marked_cancelled(
     workbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(job: Any, *_: Any) -> None:
-        while not job.text and not job.ended:
-            time.sleep(0.001)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(generate, "_pump", interrupted)
+    interrupt_when(monkeypatch, lambda job: bool(job.text))
     done = workbench(*ASK[:-1], "1500", "--ignore-eos", "--json")
     assert done.status == 130
     run = done.json
@@ -162,6 +174,7 @@ def test_interrupt_while_the_model_loads_stops_the_loading(
     workbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loading, stopped = threading.Event(), threading.Event()
+    interrupt_when(monkeypatch, lambda job: loading.is_set())
 
     def endless(plan: Any, source: Any, progress: Any = None, cancel: Any = None) -> Any:
         loading.set()
@@ -170,14 +183,28 @@ def test_interrupt_while_the_model_loads_stops_the_loading(
         stopped.set()
         raise Cancelled("Building was cancelled.")
 
-    def interrupted(*_: Any) -> None:
-        loading.wait(30)
-        raise KeyboardInterrupt
-
     monkeypatch.setattr("workbench.core.state.build_weights", endless)
-    monkeypatch.setattr(generate, "_pump", interrupted)
     done = workbench(*ASK, "--json")
     assert done.status == 130 and done.json["error"] == "Cancelled" and stopped.is_set()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+@pytest.mark.parametrize("seconds", [0.1, 0.2, 0.3, 0.5, 0.8, 1.2])
+def test_an_interrupt_at_any_moment_ends_with_130_and_loses_nothing(seconds: float, store: Path) -> None:
+    code = "import sys; from workbench.cli.start import main; print(end='\\n', flush=True); sys.exit(main())"
+    command = [sys.executable, "-c", code, *ASK[:-1], "1900", "--ignore-eos", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.read(1)  # the interpreter has started
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err
+    made = json.loads(out)
+    if "error" not in made or made["error"] is None:  # it had begun: what there was is shown and kept
+        assert made["state"] == "cancelled" and made["saved"]
+        assert RunStore(store).get(made["id"]).token_ids == made["token_ids"]
+    else:
+        assert made["error"] == "Cancelled"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
