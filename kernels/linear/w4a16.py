@@ -26,6 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from workbench.kernels.layouts.w4 import W4
 from workbench.kernels.linear.operands import FLOATS, check_dense, check_device, check_rows, processors
+from workbench.kernels.linear.split import add_parts, choose_split, partial_rows, workspace
 from workbench.kernels.spec import Bound, Build, Cost, Kernel
 from workbench.spec.errors import UnsupportedInput
 
@@ -103,17 +104,6 @@ def w4a16_kernel(x, codes, y, scales, offsets, m_rows, N, groups, blocks,
         y.store([part * m_rows + m0, n0], acc.T.to(y.dtype))
 
 
-@triton.jit
-def sum_parts_kernel(parts, y, part_stride, total, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
-    """y = parts[0] + parts[1] + ... in this order: float32 sums of a split K, rounded once."""
-    where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    acc = tl.load(parts + where, mask=where < total, other=0.0)
-    for _ in tl.static_range(1, SPLIT):
-        parts += part_stride
-        acc += tl.load(parts + where, mask=where < total, other=0.0)
-    tl.store(y + where, acc.to(y.dtype.element_ty), mask=where < total)
-
-
 def _build(name: str, group: int, offset: str, split: int, bm: int, bn: int, *, kind: str = "bf16",
            warps: int = 4, atomic: bool = False, regs: int = 96) -> Build:  # fmt: skip
     half, out = min(group, 64), "fp32" if split > 1 else kind
@@ -154,13 +144,6 @@ KERNEL = Kernel(
 )  # fmt: skip
 
 
-def choose_split(m: int, n: int, k: int, processors: int) -> int:
-    """Parts of K that give every processor about two tiles, each part at least four tiles of K long."""
-    bm, bn, _ = _tile(m)
-    tiles = -(-m // bm) * -(-n // bn)
-    return max(1, min(8, 2 * processors // tiles, k // 512))
-
-
 def _tile(m: int) -> tuple[int, int, int]:
     """(BM, BN, warps) by token count; not tuned on a device yet."""
     if m <= 16:
@@ -191,15 +174,12 @@ def w4a16(x: Tensor, weight: W4, *, split: int = 0, atomic: bool = False) -> Ten
         return y
     bm, bn, warps = _tile(m)
     half, blocks = weight.half, weight.codes.shape[1] // weight.half
-    split = min(split or choose_split(m, n, k, processors(x.device)), blocks)
+    grid_n, grid_m = triton.cdiv(n, bn), triton.cdiv(m, bm)
+    split = min(split or choose_split(grid_n * grid_m, k, processors(x.device)), blocks)
     offset = "zeros" if weight.zeros is not None else "centres" if weight.centres is not None else "eight"
-    rows = -(-m // bm) * bm if split > 1 and not atomic else m
-    if atomic:
-        out = torch.zeros(m, n, dtype=torch.float32, device=x.device)
-    else:
-        out = y if split == 1 else torch.empty(split * rows, n, dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(n, bn), triton.cdiv(m, bm), split)
-    w4a16_kernel[grid](
+    rows = m if atomic else partial_rows(m, bm, split)
+    out = torch.zeros_like(y, dtype=torch.float32) if atomic else workspace(y, rows, split)
+    w4a16_kernel[(grid_n, grid_m, split)](
         TensorDescriptor.from_tensor(x, [bm, half]),
         TensorDescriptor.from_tensor(weight.codes, [bn, half]),
         out if atomic else TensorDescriptor.from_tensor(out, [bm, bn]),
@@ -211,5 +191,5 @@ def w4a16(x: Tensor, weight: W4, *, split: int = 0, atomic: bool = False) -> Ten
     if atomic:
         return out.to(x.dtype)
     if split > 1:
-        sum_parts_kernel[(triton.cdiv(m * n, 1024),)](out, y, rows * n, m * n, SPLIT=split, BLOCK=1024)
+        add_parts(out, y, rows, split)
     return y

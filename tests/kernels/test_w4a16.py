@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from workbench.kernels.layouts.w4 import W4, pack_w4
-from workbench.kernels.linear.w4a16 import choose_split, cost, reference, w4a16
+from workbench.kernels.linear.split import choose_split
+from workbench.kernels.linear.w4a16 import cost, reference, w4a16
 from workbench.spec.errors import OptionError, UnsupportedInput, WrongShape
 
 
@@ -152,7 +153,8 @@ def test_no_tokens_give_an_empty_result(device: str, generator: torch.Generator)
 
 
 def test_splits_fill_the_device_and_stay_long() -> None:
-    assert choose_split(1, 4096, 4096, 132) == 4
-    assert choose_split(1, 49152, 576, 132) == 1
-    assert choose_split(512, 8192, 8192, 132) == 1
+    assert choose_split(tiles=64, k=4096, processors=132) == 4
+    assert choose_split(tiles=768, k=576, processors=132) == 1
+    assert choose_split(tiles=8, k=2048, processors=132) == 4
+    assert choose_split(tiles=1, k=32768, processors=132) == 8
     assert cost(M=1, N=8192, K=8192).bytes == 8192 * 4096 + 8192 * 64 * 3 + 2 * 16384
