@@ -28,6 +28,7 @@ STAMP = VENV / ".workbench-setup"
 PYTHON_FLOOR = (3, 11)
 TORCH_RANGE = "torch>=2.11,<2.14"
 TORCH_CPU = "torch==2.13.0"
+TRITON_CPU = "triton==3.7.1"  # the release that torch 2.13 is built with
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 BASE_EXTRAS = ("lab", "codec", "grammar", "formats", "dev")
 
@@ -49,6 +50,9 @@ def main() -> int:
     python = ensure_venv()
     pip(python, "setuptools>=77")
     install_torch(python, gpu)
+    if not gpu and sys.platform == "linux":
+        # A CPU build of torch brings no triton; kernels are interpreted and compiled ahead of time with it.
+        pip(python, TRITON_CPU)
     pip(python, *requirements(extras))
     pip(python, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
     quiet_lab()

@@ -95,8 +95,10 @@ def compile_builds(
         todo.put(i)
     lock = threading.Lock()
 
-    def work() -> None:
-        with _Worker(triton, timeout) as worker:
+    workers = [_Worker(triton, timeout) for _ in range(min(jobs, len(wanted)))]
+
+    def work(worker: _Worker) -> None:
+        with worker:
             while True:
                 try:
                     i = todo.get_nowait()
@@ -108,11 +110,17 @@ def compile_builds(
                     if progress is not None:
                         progress(sum(r is not None for r in results), len(wanted), result)
 
-    threads = [threading.Thread(target=work) for _ in range(min(jobs, len(wanted)))]
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:  # interrupted: begin nothing more, and end what runs
+        while not todo.empty():
+            todo.get_nowait()
+        for worker in workers:
+            worker.kill()
     return [r for r in results if r is not None]
 
 
@@ -173,6 +181,11 @@ class _Worker:
             reason = f"took more than {self._timeout:g} s" if code == -9 else f"ended with status {code}"
             return Compiled(request, error=f"the compiler {reason}")
         return _compiled(request, json.loads(line))
+
+    def kill(self) -> None:
+        """End the process at once; its build counts as failed."""
+        if self._process is not None:
+            self._process.kill()
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:

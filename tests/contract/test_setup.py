@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,6 +65,8 @@ def test_torch_comes_first_and_fits_the_machine(
     assert mentions[0] == expected
     rest = installs[installs.index(mentions[1])]
     assert ("triton>=3.6,<3.10; sys_platform == 'linux'" in rest) == gpu
+    # Without a GPU one release, the partner of the CPU torch: torch itself brings none there.
+    assert ((setup.TRITON_CPU,) in installs) == (not gpu)
     assert installs[-1][:3] == ("--no-deps", "--no-build-isolation", "--editable")
     asks = json.loads((setup.VENV / "share/jupyter/lab/settings/overrides.json").read_text())
     assert asks["@jupyterlab/apputils-extension:notification"] == {"fetchNews": "false"}
@@ -144,6 +147,8 @@ def test_declared_versions_agree(setup: ModuleType) -> None:
     """The range for torch and the extras are named in the metadata and in set-up."""
     assert setup.TORCH_RANGE in setup.requirements(())
     assert set(setup.BASE_EXTRAS) | {"gpu"} == set(_extras())
+    (triton,) = (r for r in setup.requirements(("gpu",)) if r.startswith("triton"))
+    assert Requirement(triton).specifier.contains(Requirement(setup.TRITON_CPU).specifier.__str__()[2:])
 
 
 def _extras() -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from workbench.cli import benching, catalogue, generate, launch, measuring, stored
+from workbench.cli import benching, catalogue, generate, kernels, launch, measuring, stored
 from workbench.cli.failure import report
 from workbench.cli.output import only_json
 from workbench.cli.start import HINT, MESSAGE
@@ -58,6 +58,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": generate.run,
     "measure": measuring.measure,
     "bench": benching.bench,
+    "kernels": kernels.list_kernels,
     "runs": stored.list_runs,
     "compare": stored.compare_runs,
     "export": stored.export_runs,

@@ -22,7 +22,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # What is lost without each extra.
 EXTRAS = {
     "lab": "No notebooks, panels, figures or HTML reports.",
-    "gpu": "No Triton kernels, no GPU telemetry; of use only with an NVIDIA GPU.",
+    "gpu": "No Triton kernels, no GPU telemetry; without a GPU kernels can be checked, not run fast.",
     "codec": "No entropy-coded KV caches (kvtc, cachegen).",
     "grammar": "No output constrained by a regex or a JSON schema.",
     "formats": "No GGUF files, so the default model cannot be converted; no compressed-tensors export.",
@@ -144,8 +144,8 @@ def probe_triton(gpu: bool) -> Finding:
             "triton",
             "limited",
             f"{version}, without a GPU",
-            "Kernels run in the interpreter only: right results in fp32 and fp16, no speed.",
-            "Set TRITON_INTERPRET=1 before Python starts to check a kernel.",
+            "Kernels can be interpreted (numbers) and compiled for Hopper (machine code), not timed.",
+            "workbench kernels; TRITON_INTERPRET=1 before Python starts interprets.",
         )
     return Finding("triton", "ok", str(version))
 
