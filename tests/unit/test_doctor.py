@@ -18,6 +18,7 @@ from rich.console import Console
 
 from workbench.cli import doctor, probe_hardware, probe_software
 from workbench.cli.finding import Finding
+from workbench.core import room
 
 ZEN4 = "processor : 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 avx512_vnni\nflags\t\t: ignored amx_bf16\n"
 
@@ -205,11 +206,11 @@ def test_container_quota_cuts_the_cores(monkeypatch: pytest.MonkeyPatch, quota: 
 
 def test_container_limit_counts_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"/sys/fs/cgroup/memory.max": str(2 * 2**30), "/sys/fs/cgroup/memory.current": str(2**30)}
-    monkeypatch.setattr(probe_hardware, "_read", lambda path: texts.get(path, ""))
-    assert probe_hardware.memory_limit() == (2 * 2**30, min(2**30, psutil.virtual_memory().available))
+    monkeypatch.setattr(room, "_read", lambda path: texts.get(path, ""))
+    assert room.memory_limit() == (2 * 2**30, min(2**30, psutil.virtual_memory().available))
     assert probe_hardware.probe_memory().status == "limited"
-    monkeypatch.setattr(probe_hardware, "_read", lambda path: "max")
-    assert probe_hardware.memory_limit()[0] == psutil.virtual_memory().total
+    monkeypatch.setattr(room, "_read", lambda path: "max")
+    assert room.memory_limit()[0] == psutil.virtual_memory().total
 
 
 def test_disk_of_a_folder_that_does_not_exist_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

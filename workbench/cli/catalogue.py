@@ -144,7 +144,9 @@ def plan_recipe(
     """Whether a recipe fits together, the model and the device; conflicts come with remedies (status 2)."""
     wanted = o.recipe_of(use, recipe)
     o.set_threads(threads)
+    from workbench.core.build import require_memory
     from workbench.core.plan import ModelFacts, plan, require
+    from workbench.core.room import present
     from workbench.models.registry import open_source
 
     source = open_source(model)
@@ -158,6 +160,8 @@ def plan_recipe(
             limits=o.limits_of(kv_pool_tokens, max_context),
         )
     )
+    if present(device):  # a plan may be for another machine
+        require_memory(made, source.config)
     if json:
         print_json({"plan": made.to_dict(), "recipe_key": made.recipe.key})
     else:

@@ -10,11 +10,9 @@ import os
 import shutil
 from pathlib import Path
 
-import psutil
-
 from workbench.cli.finding import Finding
+from workbench.core.room import GIB, memory_limit
 
-GIB = 2**30
 # The default model in float32 takes 0.5 GiB, its conversion a second copy, and a Python process with torch
 # and transformers about 1 GiB; below this total the system starts to swap.
 MEMORY_FLOOR = 4 * GIB
@@ -32,15 +30,6 @@ def usable_cores() -> int:
     if quota.isdigit() and period.strip().isdigit():
         cores = min(cores, max(1, int(quota) // int(period)))
     return cores
-
-
-def memory_limit() -> tuple[int, int]:
-    """Bytes this process may use in all, and bytes available now; a container's limit counts."""
-    memory = psutil.virtual_memory()
-    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
-    if limit.isdigit() and used.isdigit() and int(limit) < memory.total:
-        return int(limit), min(memory.available, max(0, int(limit) - int(used)))
-    return memory.total, memory.available
 
 
 def instruction_sets(cpuinfo: str) -> list[str]:

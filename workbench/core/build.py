@@ -13,12 +13,13 @@ import torch
 
 from workbench.core import catalog
 from workbench.core.plan import BindContext
+from workbench.core.room import require_pool
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.seams import AttentionOp, KVCodec, PageGeometry
-from workbench.engine.store import PageStore
+from workbench.engine.store import PageStore, pool_nbytes
 from workbench.engine.text import MakeStream
 from workbench.kv.plain import PlainCodec
 from workbench.models.config import ModelConfig
@@ -97,28 +98,39 @@ def drafter_layers(plan: Plan) -> int:
     return sum(catalog.get(u.id).spec.kv_layers for u in drafters)
 
 
-def build_kv(plan: Plan, decoder: Decoder) -> KVCache:
-    """Page stores (one per KV group), pools and prefix index, all empty."""
-    config, dtype = decoder.config, getattr(torch, plan.dtype)
-    plain = PlainCodec(dtype)
-    codec: KVCodec = _bound(plan, "kv_codec", config) or plain
-    pages = -(-plan.limits.kv_pool_tokens // plan.page_size)
-    stores = [
-        PageStore(
-            codec,
-            plain,
-            PageGeometry(
-                layers=len(group.layers) + (drafter_layers(plan) if i == 0 else 0),
-                kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                page_size=plan.page_size,
-                pages=pages,
-                dtype=dtype,
-                device=torch.device(plan.device),
-            ),
+def kv_geometries(plan: Plan, config: ModelConfig) -> list[PageGeometry]:
+    """Sizes of the pages of every KV group."""
+    return [
+        PageGeometry(
+            layers=len(group.layers) + (drafter_layers(plan) if i == 0 else 0),
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            page_size=plan.page_size,
+            pages=-(-plan.limits.kv_pool_tokens // plan.page_size),
+            dtype=getattr(torch, plan.dtype),
+            device=torch.device(plan.device),
         )
         for i, group in enumerate(config.kv_groups)
     ]
+
+
+def require_memory(plan: Plan, config: ModelConfig) -> None:
+    """Raises :class:`OptionError` unless the plan's KV pool fits into the memory that is available now."""
+    codec: KVCodec = _bound(plan, "kv_codec", config) or PlainCodec(getattr(torch, plan.dtype))
+    nbytes = sum(pool_nbytes(codec, geometry) for geometry in kv_geometries(plan, config))
+    require_pool(plan.limits.kv_pool_tokens, nbytes, plan.device)
+
+
+def build_kv(plan: Plan, decoder: Decoder) -> KVCache:
+    """Page stores (one per KV group), pools and prefix index, all empty.
+
+    Raises :class:`OptionError` when the machine lacks the memory.
+    """
+    config, plain = decoder.config, PlainCodec(getattr(torch, plan.dtype))
+    require_memory(plan, config)
+    codec: KVCodec = _bound(plan, "kv_codec", config) or plain
+    stores = [PageStore(codec, plain, geometry) for geometry in kv_geometries(plan, config)]
+    pages = stores[0].geometry.pages
     return KVCache(
         stores,
         pages=pages,

@@ -16,8 +16,10 @@ from weakref import finalize
 
 import torch
 
+from workbench.core.build import require_memory
 from workbench.core.jobs import CancelToken, Job
 from workbench.core.plan import ModelFacts, plan, require, why_not
+from workbench.core.room import present
 from workbench.core.runner import Requested, RequestJob
 from workbench.core.state import EngineState
 from workbench.core.worker import Listener, Task, Worker
@@ -40,8 +42,8 @@ class Session:
 
     ``model`` is a name of the registry or a folder (never downloaded here: ``workbench fetch``).
     ``limits`` sizes the KV pool and the batch. Use it as a context manager, or call :meth:`close`.
-    Raises :class:`ModelNotFound` and other :class:`ModelError` s when the model cannot be opened, and
-    :class:`PlanError` when the first recipe does not fit.
+    Raises :class:`ModelNotFound` and other :class:`ModelError` s when the model cannot be opened,
+    :class:`PlanError` when the first recipe does not fit, and :class:`OptionError` when the KV pool does not.
     """
 
     def __init__(
@@ -69,9 +71,9 @@ class Session:
             "limits": limits,
         }
         first = require(plan(recipe or Recipe(), self.facts, **self._where))
-        where = torch.device(device)
-        if where.type == "cuda" and not 0 <= (where.index or 0) < torch.cuda.device_count():
+        if not present(device):
             raise OptionError(f"device = {device!r}, but there is no such device here.", hint="Choose cpu.")
+        require_memory(first, self.source.config)
         check_threads(threads)
         if threads is not None:
             torch.set_num_threads(threads)

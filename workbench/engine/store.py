@@ -234,6 +234,12 @@ class PageStore:
         return self._work
 
 
+def pool_nbytes(codec: KVCodec, geometry: PageGeometry) -> int:
+    """Bytes that a :class:`PageStore` allocates when it is made."""
+    page = sum(prod(s.shape) * s.dtype.itemsize for s in codec.planes(geometry)) * geometry.layers
+    return (geometry.pages + 1) * (page + geometry.page_size * torch.int32.itemsize)
+
+
 def _zeros(geometry: PageGeometry, rows: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     whole = (geometry.layers, rows, *shape)
     try:
