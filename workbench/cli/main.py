@@ -6,6 +6,7 @@ so that help and refusals come at once.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -18,7 +19,7 @@ from workbench.cli import benching, catalogue, generate, kernels, launch, measur
 from workbench.cli.failure import report
 from workbench.cli.output import only_json
 from workbench.cli.start import HINT, MESSAGE
-from workbench.spec.errors import Cancelled
+from workbench.spec.errors import Cancelled, StorageError
 
 app = typer.Typer(
     name="workbench",
@@ -30,8 +31,12 @@ app = typer.Typer(
 )
 
 
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
+
 def _guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Handle what the library would make a bare exit status: Ctrl-C, and a reader that left, as ``head``."""
+    """Name what the library would make a bare exit status, Ctrl-C or a reader that left, as ``head``; and a
+    disk that is full, where what is printed goes to a file."""
 
     @functools.wraps(command)
     def guarded(*args: Any, **kwargs: Any) -> None:
@@ -41,6 +46,13 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
             raise Cancelled(MESSAGE, hint=HINT) from None
         except BrokenPipeError:
             _forget_stdout()
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            raise StorageError(
+                f"{error.filename or 'The output'} cannot be written: {error.strerror}.",
+                hint="Free some space, or write to another place.",
+            ) from None
 
     return guarded
 
@@ -79,12 +91,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             status = typer.main.get_command(app).main(given, prog_name="workbench", standalone_mode=False)
         except Exception as error:
-            try:
-                return report(error, as_json)
-            except BrokenPipeError:
-                _forget_stdout()
-                return 1
+            status = _reported(error, as_json)
     return status if isinstance(status, int) else 0
+
+
+def _reported(error: Exception, as_json: bool) -> int:
+    try:
+        status = report(error, as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        return 1
+    except OSError:  # it is stdout that is full: what there is to say goes to stderr
+        _forget_stdout()
+        return report(error, as_json=False)
+    return status
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from workbench.engine.kv import KVCache
 from workbench.engine.sequence import Request
-from workbench.spec.errors import CapacityError, EmptyPrompt, MaskError, PromptTooLong
+from workbench.spec.errors import CapacityError, EmptyPrompt, PromptTooLong, UnknownToken
 
 
 def token_budget(request: Request, kv: KVCache, *, context: int, vocab_size: int, max_sequences: int) -> int:
     """Output tokens a request may be given, or the error that says why it can never be served.
 
-    Raises :class:`EmptyPrompt`, :class:`MaskError` (ids the model lacks), :class:`PromptTooLong` (no room
+    Raises :class:`EmptyPrompt`, :class:`UnknownToken` (ids the model lacks), :class:`PromptTooLong` (no room
     in the context), :class:`CapacityError` (more pages or samples than the engine has).
     """
     prompt, params = request.prompt, request.params
@@ -18,12 +18,17 @@ def token_budget(request: Request, kv: KVCache, *, context: int, vocab_size: int
         raise EmptyPrompt("The prompt has no tokens.", hint="Give at least one token or some text.")
     bad = next((t for t in prompt if not 0 <= t < vocab_size), None)
     if bad is not None:
-        raise MaskError(f"Token id {bad} of the prompt is not in the vocabulary of {vocab_size} tokens.")
+        raise UnknownToken(
+            f"Token id {bad} of the prompt is not in the vocabulary of {vocab_size:,} tokens.",
+            hint=f"Ids go from 0 to {vocab_size - 1}: encode the text with this model's tokenizer.",
+        )
     room = context - len(prompt)
     if room < 0 or (room == 0 and params.max_tokens > 0):
         raise PromptTooLong(
             f"The prompt has {len(prompt)} tokens; the context holds {context} with the answer.",
-            hint=f"Shorten the prompt to {context - 1} tokens or raise the context limit.",
+            hint=f"Shorten the prompt to {context - 1} tokens or raise the context limit (max_context)."
+            if context > 1
+            else "Raise the context limit (max_context): it holds the prompt and the answer.",
         )
     budget = min(params.max_tokens, room)
     slots = len(prompt) + max(budget - 1, 0)  # the last token's KV is never written

@@ -214,6 +214,15 @@ class RunStore:
                 db.execute("COMMIT")
 
     def _ensure(self) -> None:
+        if self.path.exists() and not self.path.is_file():
+            raise RecordError(
+                f"The run store {self.path} cannot be used: it is no regular file.",
+                hint="Set WORKBENCH_RUNS to a file, or to a folder.",
+            )
+        with (
+            self._guard()
+        ):  # at once where no file can be made; waiting for the lock would not tell that apart
+            os.close(os.open(self._beside(".lock"), os.O_RDWR | os.O_CREAT, 0o600))
         with self._guard(), FileLock(self._beside(".lock"), timeout=BUSY_SECONDS):
             self._prepare()
 

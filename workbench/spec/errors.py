@@ -120,6 +120,10 @@ class EmptyPrompt(RequestError):
     """A prompt without tokens."""
 
 
+class UnknownToken(RequestError):
+    """A prompt given as token ids holds one that the model's vocabulary lacks."""
+
+
 class PromptTooLong(RequestError):
     """A prompt that leaves no room in the model's context."""
 
@@ -188,5 +192,11 @@ class InvariantError(WorkbenchError):
 
 class RecordError(WorkbenchError):
     """The run store or an imported run file cannot be read or written."""
+
+    exit_code = 5
+
+
+class StorageError(WorkbenchError):
+    """Output that cannot be written: a full disk, a quota, a place that is read-only or broken."""
 
     exit_code = 5

@@ -122,6 +122,17 @@ def test_a_reader_that_leaves_costs_no_traceback(argument: str, status: int) -> 
     assert done.returncode == status and "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("extra", [[], ["--json"]])
+def test_a_full_disk_is_named_and_no_bug(extra: list[str]) -> None:
+    command = [sys.executable, "-m", "workbench.cli.main", "list", *extra]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 5
+    assert "No space left" in done.stderr and "another place" in done.stderr
+    assert "Traceback" not in done.stderr and "bug" not in done.stderr
+
+
 def test_fetch_of_a_model_that_is_there(workbench: Command) -> None:
     done = workbench("fetch", "tiny", "--json")
     assert done.status == 0 and Path(done.json["folder"], "config.json").is_file()

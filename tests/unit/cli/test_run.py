@@ -120,6 +120,7 @@ def test_chat_without_a_template_says_so(
         (["--prompt", "x", "--top-p", "7"], 4, "SamplingError"),
         (["--prompt", "x", "--temperature", "nan"], 4, "SamplingError"),
         (["--prompt", "x " * 400, "--raw", "--max-context", "64"], 4, "PromptTooLong"),
+        (["--prompt", "x", "--raw", "--max-context", "1"], 4, "PromptTooLong"),
         (["--prompt", "x " * 400, "--raw", "--kv-pool-tokens", "64", "-u", "paged"], 4, "CapacityError"),
         (["--prompt", "x", "-u", "kivi", "-u", "kv_fp8"], 2, "PlanError"),
         (["--prompt", "x", "-u", "prefix_cache"], 2, "PlanError"),
@@ -134,6 +135,7 @@ def test_bad_requests_are_refused_in_words(
     assert done.status not in (0, 1), done.json
     assert status in (None, done.status) and error in (None, done.json["error"])
     assert done.json["hint"], "every refusal says the way out"
+    assert "to 0 tokens" not in done.json["hint"], "and one that can be taken"
 
 
 def test_a_prompt_file_that_is_not_text(workbench: Command, tmp_path: Path) -> None:

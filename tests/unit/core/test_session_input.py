@@ -22,6 +22,7 @@ from workbench.spec.errors import (
     SamplingError,
     TokenizerError,
     UnknownTechnique,
+    UnknownToken,
 )
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
@@ -43,8 +44,8 @@ WAIT = 60.0
         ([None], {}, RequestError),
         ({"role": "user"}, {}, RequestError),
         ("half \ud800 a character", {}, RequestError),
-        ([-1], {}, RequestError),
-        ([10**9], {}, RequestError),
+        ([-1], {}, UnknownToken),
+        ([10**9], {}, UnknownToken),
         ([{"role": "user"}], {}, TokenizerError),
         ([3] * 128, {}, PromptTooLong),
         ([3] * 500, {"max_tokens": 0}, PromptTooLong),
@@ -65,9 +66,16 @@ def test_bad_requests_end_alone_with_a_typed_error(open_session, prompt, samplin
     with pytest.raises(error) as err:
         session.generate(prompt, **sampling)
     assert isinstance(err.value, RequestError | TokenizerError)
-    assert err.value.hint or error in (RequestError, MaskError)
+    assert err.value.hint or error is RequestError
     assert len(neighbour.result(WAIT).token_ids) == 12
     assert session.generate("Hello", max_tokens=2).state == "done"
+
+
+def test_a_token_the_model_lacks_is_named_beside_the_size_of_its_vocabulary(open_session):
+    session = open_session("paged")
+    size = session.facts.config.vocab_size
+    with pytest.raises(UnknownToken, match=f"Token id {size} .* {size:,} tokens.*from 0 to {size - 1}"):
+        session.generate([0, size], max_tokens=1)
 
 
 def test_settings_and_masks_of_wrong_kinds_are_refused_at_once(open_session):

@@ -245,3 +245,23 @@ def test_a_bench_run_is_listed_and_found_by_all_that_competed(make_run: Make, st
     assert listed.recipe == "decode: plain vs paged+ngram:k=3"
     old = make_run(id="b" * 32, kind="bench", plan={"bench": {"name": "decode"}})
     assert old.subject == "paged + kivi:bits=2"  # stored before contestants were
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nothing can be made")
+def test_a_place_where_no_file_can_be_made_is_refused_without_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def waits(*_: object, **__: object) -> None:
+        raise AssertionError("the lock was waited for")
+
+    monkeypatch.setattr(module, "FileLock", waits)
+    with pytest.raises(RecordError, match=r"/proc/x\.db cannot be used: No such file") as caught:
+        RunStore("/proc/x.db")
+    assert "WORKBENCH_RUNS" in caught.value.hint
+
+
+def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "runs.db").mkdir()
+    with pytest.raises(RecordError, match="no regular file"):
+        RunStore(tmp_path / "runs.db")
+    assert [p.name for p in tmp_path.iterdir()] == ["runs.db"]
