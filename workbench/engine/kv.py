@@ -156,10 +156,9 @@ class KVCache:
     def forget_prefixes(self) -> None:
         """Drop every cached page, for a benchmark that must start cold."""
         for pool in self.pools:
-            for page in list(pool._published):
-                pool.unpublish(page)
+            pool.unpublish_all()
         if self.index is not None:
-            self.index = PrefixIndex(self.page_size, self.index._digest)
+            self.index.clear()
 
     # -- books -------------------------------------------------------------------------------------------
 

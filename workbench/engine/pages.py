@@ -109,6 +109,11 @@ class PagePool:
             del self._cached[page]
             heapq.heappush(self._clean, page)
 
+    def unpublish_all(self) -> None:
+        """The index dropped every page: what was cached is clean."""
+        for page in list(self._published):
+            self.unpublish(page)
+
     def check(self) -> None:
         """Raise :class:`InvariantError` unless every page is exactly one of clean, cached, used."""
         clean, cached = set(self._clean), set(self._cached)

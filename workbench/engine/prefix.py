@@ -85,6 +85,11 @@ class PrefixIndex:
             del self._by_digest[entry.digest]
         return entry
 
+    def clear(self) -> None:
+        """Forget every entry; pages keep their references."""
+        self._by_digest.clear()
+        self._by_page.clear()
+
     def _find(self, parent: Entry | None, tokens: tuple[int, ...], namespace: bytes) -> Entry | None:
         digest = self._digest(parent.digest if parent else namespace, tokens)
         for entry in self._by_digest.get(digest, ()):

@@ -228,3 +228,17 @@ def test_every_sample_carries_the_scores_of_the_prompt_it_shares(lab, engine4, m
         engine.step()
     assert all(sorted(s.prompt_logprobs) == [1, 2, 3, 4] for s in samples)
     assert samples[0].prompt_logprobs == samples[1].prompt_logprobs == samples[2].prompt_logprobs
+
+
+def test_forgotten_prefixes_are_found_no_more_and_their_pages_are_clean(lab, engine4):
+    prompt = list(range(1, 18))
+    engine = engine4("prefix_cache")
+    first = run(lab, engine, [prompt])
+    pool = engine.kv.pools[0]
+    assert pool.cached >= 4
+    engine.kv.forget_prefixes()
+    engine.kv.check()
+    assert (pool.cached, len(engine.kv.index), pool.free) == (0, 0, pool.pages)
+    again = run(lab, engine, [prompt])
+    assert (again.cached(), again.ids()) == (0, first.ids())
+    assert run(lab, engine, [prompt]).cached() == 16
