@@ -48,6 +48,7 @@ class Facts:
             "smem": self.smem,
             "warps": self.warps,
             "overlap": self.overlap,
+            "busy_windows": len(self._busy()),
             "warnings": len(self.warnings),
             "spills": self.count("LDL") + self.count("STL"),
             "instructions": sum(self.opcodes.values()),
@@ -68,10 +69,13 @@ class Facts:
     def overlap(self) -> int:
         """Exponentials under an in-flight matrix product, in the main loop's consumer that has fewest.
 
-        The smallest of the non-empty windows with the most exponentials; 0 when nothing overlaps.
+        The smallest of the busy windows, those with more than half of the largest count; 0 when nothing
+        overlaps. ``busy_windows`` is their number: one per consumer.
         """
-        busy = [w for w in self.windows if w]
-        return min((w for w in busy if 2 * w > max(busy)), default=0)
+        return min(self._busy(), default=0)
+
+    def _busy(self) -> list[int]:
+        return [w for w in self.windows if w and 2 * w > max(self.windows)]
 
     def broken(self, build: Build) -> list[str]:
         """What lies outside the build's bounds, in words; also shared memory beyond the chip's limit."""

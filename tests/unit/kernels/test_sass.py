@@ -57,6 +57,11 @@ def test_overlap_is_that_of_the_worst_consumer() -> None:
     assert facts(windows=(0, 66, 0, 66, 2)).overlap == 66
     assert facts(windows=(66, 40)).overlap == 40
     assert facts(windows=()).overlap == 0
+    assert [facts(windows=w).value("busy_windows") for w in ((0, 66, 0, 66, 2), (0, 66, 0, 0), (0, 0))] == [
+        2,
+        1,
+        0,
+    ]
 
 
 def test_bounds_speak_when_broken() -> None:
