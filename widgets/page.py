@@ -7,11 +7,10 @@ from importlib import import_module
 from typing import Any
 
 from workbench.spec.errors import MissingExtra
+from workbench.spec.install import install_line
 from workbench.spec.recipe import Recipe
 from workbench.spec.run import Run
 from workbench.widgets import figures, views
-
-INSTALL = "pip install 'inference-workbench[lab]'"
 
 
 def bundle(recipe: Recipe, last: Run | None, missing: str = "") -> dict[str, Any]:
@@ -20,9 +19,8 @@ def bundle(recipe: Recipe, last: Run | None, missing: str = "") -> dict[str, Any
     ``missing``: the widget package that is not installed; the notice names it and how to get it.
     """
     if missing:
-        notice = (
-            f"The live panel needs the package {missing}, which is not installed. Install it with: {INSTALL}"
-        )
+        how = f"Install it with: {install_line('lab')}"
+        notice = f"The live panel needs the package {missing}, which is not installed. {how}"
     else:
         notice = "Run this cell to use the panel."
     lines = [f"Panel: {recipe}", *([views.to_table("latency", last).to_text()] if last is not None else [])]

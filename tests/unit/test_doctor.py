@@ -19,6 +19,8 @@ from rich.console import Console
 from workbench.cli import doctor, probe_hardware, probe_software
 from workbench.cli.finding import Finding
 from workbench.core import room
+from workbench.models.registry import registry
+from workbench.spec import install
 
 ZEN4 = "processor : 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 avx512_vnni\nflags\t\t: ignored amx_bf16\n"
 
@@ -112,7 +114,26 @@ def test_partly_installed_extra_is_limited_and_carries_the_install_line(
     use_versions(monkeypatch, papermill=None)
     lab = {f.name: f for f in probe_software.probe_extras()}["extra lab"]
     assert lab.status == "limited" and lab.found == "papermill absent"
-    assert lab.remedy == "pip install 'inference-workbench[lab]'"
+    assert lab.remedy == "pip install -e '.[lab]'"
+
+
+def test_away_from_a_checkout_the_distribution_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert probe_software.probe_triton(gpu=True).remedy in ("", "pip install -e '.[gpu]'")
+    monkeypatch.setattr(install, "ROOT", tmp_path)
+    assert install.install_line("gpu") == "pip install 'inference-workbench[gpu]'"
+    assert install.install_line() == "pip install 'inference-workbench'"
+
+
+def test_every_model_of_the_registry_is_looked_for() -> None:
+    rows = {f.name: f for f in doctor.findings() if f.name.startswith("model ")}
+    assert list(rows) == [f"model {name}" for name in registry()]
+    assert rows["model tiny"].essential and not rows["model gemma3-270m"].essential
+    for name in registry():
+        assert (
+            rows[f"model {name}"].status == "ok" or f"workbench fetch {name}" in rows[f"model {name}"].remedy
+        )
 
 
 def test_uninstalled_workbench_is_reported_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:

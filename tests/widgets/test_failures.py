@@ -145,7 +145,7 @@ panel = Panel("tiny", sampling={{"max_tokens": 4}})
 assert panel.widget is None
 panel.run().result(60)
 bundle = panel._repr_mimebundle_()
-assert "pip install 'inference-workbench[lab]'" in bundle["text/plain"]
+assert "pip install -e '.[lab]'" in bundle["text/plain"]
 assert "pip install" in bundle["text/html"]
 print(sorted(bundle), "<table>" in bundle["text/html"])
 if "application/vnd.plotly.v1+json" in bundle:

@@ -23,7 +23,7 @@ from workbench.cli.probe_software import (
     probe_browser,
     probe_core,
     probe_extras,
-    probe_model,
+    probe_models,
     probe_notebooks,
     probe_python,
     probe_triton,
@@ -43,8 +43,7 @@ def findings() -> list[Finding]:
     else:
         gpu = probe_gpu()
         rows += [probe_cores(), probe_isa(), probe_memory(), _probe_cache(), gpu]
-        rows += [probe_triton(gpu.status == "ok"), probe_model("tiny", essential=True)]
-        rows += [probe_model("smollm2-135m")]
+        rows += [probe_triton(gpu.status == "ok"), *probe_models()]
     return [*rows, *probe_extras(), probe_notebooks(), probe_browser()]
 
 

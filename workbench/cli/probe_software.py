@@ -16,8 +16,9 @@ from packaging.version import Version
 
 from workbench.cli.finding import Finding, Status
 from workbench.spec.errors import ModelError
+from workbench.spec.install import NAME as DISTRIBUTION
+from workbench.spec.install import install_line
 
-DISTRIBUTION = "inference-workbench"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # What is lost without each extra.
 EXTRAS = {
@@ -101,7 +102,7 @@ def probe_core() -> Finding:
             "missing",
             "; ".join(problems),
             "The engine cannot run, or runs untested.",
-            f"pip install {DISTRIBUTION}",
+            install_line(),
             essential=True,
         )
     shown = ("torch", "transformers", "numpy")
@@ -113,7 +114,7 @@ def probe_extras() -> list[Finding]:
     """One finding per extra, with the line that installs it."""
     findings = []
     for extra, consequence in EXTRAS.items():
-        name, remedy = f"extra {extra}", f"pip install '{DISTRIBUTION}[{extra}]'"
+        name, remedy = f"extra {extra}", install_line(extra)
         try:
             wanted = requirements(extra)
         except metadata.PackageNotFoundError:
@@ -137,7 +138,7 @@ def probe_triton(gpu: bool) -> Finding:
             "missing",
             "not installed",
             "The torch form of each kernel runs instead.",
-            f"pip install '{DISTRIBUTION}[gpu]'" + ("" if gpu else "; only of use with an NVIDIA GPU"),
+            install_line("gpu") + ("" if gpu else "; only of use with an NVIDIA GPU"),
         )
     if not gpu:
         return Finding(
@@ -159,7 +160,7 @@ def probe_notebooks() -> Finding:
             "missing",
             "no JupyterLab",
             "Scripts and the command line work; panels do not.",
-            f"pip install '{DISTRIBUTION}[lab]'",
+            install_line("lab"),
         )
     found = f"jupyterlab {lab}, ipykernel {kernel}"
     if lab < Version("4.4") or kernel < Version("7"):
@@ -185,6 +186,16 @@ def probe_browser() -> Finding:
             "Debian and Ubuntu: apt-get install chromium",
         )
     return Finding("browser", "ok", found)
+
+
+def probe_models() -> list[Finding]:
+    """Which models of the registry can be opened here; those that ship are essential. Downloads nothing."""
+    from workbench.models.registry import LocalSource, registry
+
+    return [
+        probe_model(name, essential=any(isinstance(s, LocalSource) for s in entry.sources))
+        for name, entry in registry().items()
+    ]
 
 
 def probe_model(name: str, *, essential: bool = False) -> Finding:

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from workbench.spec.errors import OptionError, RecipeError, UnknownTechnique
+from workbench.spec.install import install_line
 from workbench.spec.recipe import Recipe, Use
 from workbench.spec.technique import Option, Scalar, TechniqueSpec, make_config, options_of
 
@@ -59,7 +60,7 @@ class Technique:
     @property
     def install_line(self) -> str:
         """The command that brings the optional package, or an empty string."""
-        return f"pip install 'inference-workbench[{self.spec.extra}]'" if self.spec.extra else ""
+        return install_line(self.spec.extra) if self.spec.extra else ""
 
     def configure(self, options: dict[str, Scalar]) -> Any:
         """Its config from untrusted options; raises :class:`OptionError`."""

@@ -7,6 +7,8 @@ own line. ``code`` is a stable name for JSON output.
 
 from __future__ import annotations
 
+from workbench.spec.install import install_line
+
 
 class WorkbenchError(Exception):
     """Base of all errors a user can cause or must act on."""
@@ -64,7 +66,7 @@ class MissingExtra(WorkbenchError):
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(
             f"{purpose} needs the package {package!r}, which is not installed.",
-            hint=f"Install it with: pip install 'inference-workbench[{extra}]'",
+            hint=f"Install it with: {install_line(extra)}",
         )
         self.package = package
         self.extra = extra
