@@ -3,8 +3,8 @@
 GPTQ (AutoGPTQ, GPTQModel): ``qweight`` int32 [K/8, N], eight inputs a word, lowest first; ``qzeros`` int32
 [G, N/8] holding the zero minus 1 in format 1, as it is in format 2; ``scales`` [G, N]; ``g_idx`` [K], the
 group of each input. AWQ ("gemm"): ``qweight`` int32 [K, N/8] along the outputs in the order 0 2 4 6 1 3 5 7,
-``qzeros`` likewise, ``scales`` [G, N]. compressed-tensors ("pack-quantized"): ``weight_packed`` int32 [N, K/8]
-of code + 8, ``weight_scale`` [N, G], optional ``weight_zero_point`` int32 [N/8, G] along the outputs.
+``qzeros`` likewise, ``scales`` [G, N]. compressed-tensors ("pack-quantized"): ``weight_packed`` int32
+[N, K/8] of code + 8, ``weight_scale`` [N, G], optional ``weight_zero_point`` int32 [N/8, G] along outputs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def from_awq(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> W4:
 def from_compressed_tensors(
     weight_packed: Tensor, weight_scale: Tensor, zero_point: Tensor | None = None
 ) -> W4:
-    """The kernel's layout of a compressed-tensors ("pack-quantized") linear; symmetric without zero points."""
+    """The kernel's layout of a compressed-tensors linear ("pack-quantized"); symmetric without zeros."""
     _require_words("weight_packed", weight_packed)
     codes = unpack_words(weight_packed, 1)
     zeros = None if zero_point is None else unpack_words(zero_point, 0)
