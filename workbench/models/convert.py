@@ -19,6 +19,8 @@ from workbench.models.cache import new_folder, remembered_sha256
 from workbench.models.gguf_source import GGUFSource
 from workbench.models.gguf_tokenizer import build_tokenizer
 from workbench.models.progress import Cancel, Progress, check_cancel, report
+from workbench.models.safetensors_source import SafetensorsSource
+from workbench.spec.errors import ModelError
 
 VERSION = 1
 """Raised when a conversion would come out differently; older folders are then made again."""
@@ -72,7 +74,7 @@ def convert_gguf(
 
     ``origin`` (source, licence, notes) is kept in ``workbench.json`` beside the file's sha256, the
     stored formats and, for quantized files, the note that the weights already sat on a grid.
-    Raises the errors of ``GGUFSource`` and ``build_tokenizer``, ``Cancelled``.
+    Raises the errors of ``GGUFSource``, ``build_tokenizer`` and ``check_written``, ``Cancelled``.
     """
     report(progress, 0.0, f"reading {path.name}")
     source = GGUFSource(path)
@@ -87,6 +89,7 @@ def convert_gguf(
     with new_folder(Path(target)) as folder:
         report(progress, 0.8, "writing the model folder")
         save_weights(folder, tensors, config)
+        check_written(folder, tensors, cancel)
         tokenizer.save(str(folder / "tokenizer.json"))
         _write_json(folder / "tokenizer_config.json", tokenizer_config)
         ids: dict[str, Any] = {
@@ -96,6 +99,21 @@ def convert_gguf(
         _write_json(folder / NOTE, {"version": VERSION, **(origin or {}), **gguf_note(source)})
     report(progress, 1.0, "ready")
     return Path(target)
+
+
+def check_written(folder: Path, tensors: Mapping[str, torch.Tensor], cancel: Cancel | None = None) -> None:
+    """Read a folder's weights back and compare every bit; what they were made from may go afterwards.
+
+    Raises ``ModelError`` when the disk gave back something else.
+    """
+    written = SafetensorsSource(folder)
+    for name in written.names():
+        check_cancel(cancel, f"Checking {name}")
+        if not torch.equal(_bits(written.tensor(name)), _bits(tensors[name])):
+            raise ModelError(
+                f"{name} was read back from the disk with other values than were written.",
+                hint="Check the disk, or set WORKBENCH_CACHE to a folder on another one.",
+            )
 
 
 def as_stored(tensor: torch.Tensor) -> torch.Tensor:
@@ -123,6 +141,10 @@ def gguf_note(source: GGUFSource) -> dict[str, Any]:
             "of other quantizers are relative to that reference, and one with the same grid looks free."
         )
     return note
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
 
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

