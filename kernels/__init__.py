@@ -24,7 +24,7 @@ _FILES = {
     "attention": (
         "fa3_fwd fa_fwd fa3_fwd_fp8 fp8_prepare paged_decode decode_combine kv_append tree_attention"
     ),
-    "linear": "w4a16 w8a8 gemm_fp8_block fp4_gemm e8p hadamard",
+    "linear": "w4a16 w8a8 gemm_fp8_block quantize_rows fp4_gemm e8p hadamard",
     "moe": "moe_align moe_grouped",
     "decode": "spec_verify sample",
 }
