@@ -21,6 +21,7 @@ from workbench.quant.dequantized import dequantized_dense, dequantizing
 from workbench.quant.grid import WHOLE_ROW, round_to_nearest
 from workbench.quant.int4 import int4pack, kernel_group
 from workbench.quant.int8 import int8_rows, int8pack
+from workbench.quant.kernel import kernel_linear
 from workbench.spec.technique import Claim, TechniqueSpec, option
 
 
@@ -114,6 +115,8 @@ class RoundToNearest:
                 return int4pack(grid, group, bias)
             if grid.bits == 8 and grid.step.shape[1] == 1:
                 return int8pack(grid, bias, pinned=pinned)
+        elif (linear := kernel_linear(grid, bias, pinned=pinned)) is not None:
+            return linear
         return dequantizing(grid, bias, pinned=pinned)
 
     def _group(self) -> int:
