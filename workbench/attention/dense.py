@@ -12,20 +12,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.attention.masks import fill_hidden
+from workbench.attention.masks import fill_hidden, plain
 from workbench.attention.softmax import weights
 from workbench.attention.spans import first_visible
 from workbench.engine.seams import AttentionShape, AttentionSpan
 
-TILE = 256
-"""Query rows per product: 128 and 512 were both slower on two cores."""
+TILE = 128
+"""Query rows per product: what lies above the diagonal is computed in vain, smaller products are slower."""
 
 
 @dataclass(frozen=True)
 class Tile:
     """Rows ``a:b`` of the span against columns ``low:high``.
 
-    ``hidden`` bool [b-a, high-edge] masks the columns from ``edge`` on; all rows see those before ``edge``.
+    ``bias`` bfloat16 [1, b-a, 1, high-edge] hides the columns from ``edge`` on: 0 or -inf, exact in any dtype.
+    All rows see the columns before ``edge``.
     """
 
     a: int
@@ -33,7 +34,7 @@ class Tile:
     low: int
     high: int
     edge: int
-    hidden: Tensor
+    bias: Tensor
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,40 @@ class DensePlan:
 
 def plan_dense(row: int, span: AttentionSpan, shape: AttentionShape, device: torch.device) -> DensePlan:
     """Tiles and masks of one chunk; columns are slots counted from its first visible page."""
-    page, window = shape.page_size, shape.window
-    first = first_visible(span, window)
+    page = shape.page_size
+    first = first_visible(span, shape.window)
     origin = first // page * page
     end = span.start + span.n_new - origin
+    if shape.window is None and plain(span, None):
+        tiles = _causal(span, origin, device)
+    else:
+        tiles = _general(span, origin, end, first - origin, shape.window, device)
+    pages = torch.tensor(span.table[origin // page : (origin + end - 1) // page + 1], device=device)
+    return DensePlan(row, pages, tuple(tiles), shape)
+
+
+def _causal(span: AttentionSpan, origin: int, device: torch.device) -> list[Tile]:
+    """A chain without a window: only the square on the diagonal is masked, the same for every tile."""
+    rows = min(TILE, span.n_new)
+    triangle = torch.full((rows, rows), float("-inf"), dtype=torch.bfloat16, device=device).triu_()
+    tiles = []
+    for a in range(0, span.n_new, TILE):
+        b = min(a + TILE, span.n_new)
+        high = span.start + b - origin
+        bias = triangle[: b - a, : b - a - 1]
+        tiles.append(Tile(a, b, 0, high, high - bias.shape[1], bias[None, :, None]))
+    return tiles
+
+
+def _general(
+    span: AttentionSpan,
+    origin: int,
+    end: int,
+    first: int,
+    window: int | None,
+    device: torch.device,
+) -> list[Tile]:
+    """Windows and draft trees: tiles cut from the whole mask."""
     columns = torch.arange(end, device=device)
     hidden = torch.empty(span.n_new, end, dtype=torch.bool, device=device)
     fill_hidden(hidden, columns, [span], [origin], window)
@@ -59,13 +90,14 @@ def plan_dense(row: int, span: AttentionSpan, shape: AttentionShape, device: tor
     for a in range(0, span.n_new, TILE):
         b = min(a + TILE, span.n_new)
         seen = (~hidden[a:b]).any(0).nonzero()
-        low = int(seen[0]) if len(seen) else first - origin
+        low = int(seen[0]) if len(seen) else first
         high = int(seen[-1]) + 1 if len(seen) else low + 1
         partly = hidden[a:b, low:high].any(0).nonzero()
         edge = low + int(partly[0]) if len(partly) else high
-        tiles.append(Tile(a, b, low, high, edge, hidden[a:b, edge:high]))
-    pages = torch.tensor(span.table[origin // page : (origin + end - 1) // page + 1], device=device)
-    return DensePlan(row, pages, tuple(tiles), shape)
+        cut = hidden[a:b, edge:high]
+        bias = torch.zeros(cut.shape, dtype=torch.bfloat16, device=device).masked_fill_(cut, float("-inf"))
+        tiles.append(Tile(a, b, low, high, edge, bias[None, :, None]))
+    return tiles
 
 
 def run_dense(plan: DensePlan, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
@@ -77,7 +109,6 @@ def run_dense(plan: DensePlan, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> 
         n = t.b - t.a
         folded = q[rows].view(n, heads, -1, dim).transpose(0, 1).reshape(heads, -1, dim)
         s = torch.bmm(folded, keys[:, t.low : t.high].transpose(1, 2)).view(heads, n, -1, t.high - t.low)
-        hidden = t.hidden[None, :, None, :] if t.edge < t.high else None
-        w = weights(s, hidden, t.edge - t.low, plan.shape)
+        w = weights(s, t.bias, t.edge - t.low, plan.shape)
         o = torch.bmm(w.view(heads, -1, t.high - t.low), values[:, t.low : t.high])
         out[rows].view(n, heads, -1, dim).copy_(o.view(heads, n, -1, dim).transpose(0, 1))

@@ -58,7 +58,7 @@ def build_weights(
 
     pack: Pack
     if method is None:
-        pack = plain_pack(dtype, plan.numerics, plan.device)
+        pack = plain_pack(dtype, plan.numerics, plan.device, activation=source.config.activation)
     else:
 
         def pack(name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:

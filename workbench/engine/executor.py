@@ -18,7 +18,7 @@ from workbench.models.decoder import Decoder
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Logits [R, V] of the rows asked for; ``offsets[i]`` is the first of span ``i``'s rows."""
+    """Logits [R, V] and ``hidden`` [R, H] of the rows asked for; ``offsets[i]`` is span ``i``'s first."""
 
     logits: Tensor
     offsets: tuple[int, ...]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.models.config import ModelConfig
-from workbench.models.gated import GATED, pinned_gated
+from workbench.models.gated import Gated, fast_gated, pinned_gated
 from workbench.models.norms import Norm, fast_norm, pinned_norm
 from workbench.models.packed import LinearFn
 from workbench.models.rope import RopeTable, apply_rope
@@ -34,7 +34,7 @@ class Attend(Protocol):
 
 @dataclass(frozen=True)
 class ForwardOut:
-    """``logits`` [R, V] and ``hidden`` [T, H] (after the final norm) in the residual dtype.
+    """``logits`` [R, V] and their ``hidden`` [R, H] (after the final norm) in the residual dtype.
 
     ``captured[i]`` [T, H] is the residual stream entering layer ``i``; ``i = num_layers`` is the
     stream before the final norm.
@@ -58,9 +58,9 @@ class Decoder:
         }
         self._pinned = weights.numerics == "pinned"
         norm = pinned_norm if self._pinned else fast_norm
-        self._layers = [_bind(layer, norm, config.norm_eps) for layer in weights.layers]
+        gated = (pinned_gated if self._pinned else fast_gated)(config.activation)
+        self._layers = [_bind(layer, norm, config.norm_eps, gated) for layer in weights.layers]
         self._final_norm = norm(weights.final_gain, config.norm_eps)
-        self._gated = pinned_gated(config.activation) if self._pinned else GATED[config.activation]
         # Scales q (not k) inside the rotation, which costs nothing per layer.
         scale = torch.ones((1, config.num_heads + config.num_kv_heads, 1), dtype=dtype, device=device)
         scale[:, : config.num_heads] = config.query_scale
@@ -89,21 +89,27 @@ class Decoder:
     ) -> ForwardOut:
         """Run int64 ``ids`` [T] at int64 ``positions`` [T]; logits for ``logits_rows`` [R], or all rows.
 
-        ``capture`` names layers whose input is wanted. Raises ``PromptTooLong`` for a position beyond
-        the context limit.
+        ``capture`` names layers whose input is wanted. Behind the attention of the last layer only rows with
+        logits go on, unless its output is captured. Raises ``PromptTooLong`` for a position beyond the
+        context limit.
         """
         hidden = self.embed(ids)
         rotations = self._rotations(positions)
         captured: dict[int, Tensor] = {}
+        last = len(self._layers) - 1
+        early = logits_rows is not None and last + 1 not in capture
         for index, layer in enumerate(self._layers):
             if index in capture:
                 captured[index] = hidden
-            hidden = self._layer(index, layer, hidden, rotations[self.config.layer_types[index]], attend)
-        if len(self._layers) in capture:
-            captured[len(self._layers)] = hidden
+            keep = logits_rows if early and index == last else None
+            rotation = rotations[self.config.layer_types[index]]
+            hidden = self._layer(index, layer, hidden, rotation, attend, keep)
+        if last + 1 in capture:
+            captured[last + 1] = hidden
+        if logits_rows is not None and not early:
+            hidden = hidden.index_select(0, logits_rows)
         hidden = self._final_norm(hidden)
-        rows = hidden if logits_rows is None else hidden.index_select(0, logits_rows)
-        return ForwardOut(self.logits(rows), hidden, captured)
+        return ForwardOut(self.logits(hidden), hidden, captured)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Input embeddings [T, H] of int64 ``ids`` [T], scaled as the family asks."""
@@ -130,22 +136,33 @@ class Decoder:
         return rotations
 
     def _layer(
-        self, index: int, layer: _Layer, hidden: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend
+        self,
+        index: int,
+        layer: _Layer,
+        hidden: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        attend: Attend,
+        keep: Tensor | None,
     ) -> Tensor:
+        """The stream behind one layer, of all rows or of the rows ``keep``."""
         config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = layer.qkv(layer.attn_norm(hidden)).view(-1, heads + 2 * kv_heads, config.head_dim)
+        qkv = layer.qkv(layer.attn_norm(hidden)).to(hidden.dtype)
+        qkv = qkv.view(-1, heads + 2 * kv_heads, config.head_dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if layer.qk_norm is not None:
             qk = layer.qk_norm(qk)
         qk = apply_rope(qk, *rotation)
-        out = layer.o(attend(index, qk[:, :heads], qk[:, heads:], v))
+        out = attend(index, qk[:, :heads], qk[:, heads:], v)
+        if keep is not None:
+            out, hidden = out.index_select(0, keep), hidden.index_select(0, keep)
+        out = layer.o(out)
         if layer.attn_out_norm is not None:
-            out = layer.attn_out_norm(out)
-        hidden = hidden + out
-        out = layer.down(self._gated(layer.gate_up(layer.mlp_norm(hidden))))
+            out = layer.attn_out_norm(out.to(hidden.dtype))
+        hidden = hidden + out  # bfloat16 sums are added as they are
+        out = layer.down(layer.gated_up(layer.mlp_norm(hidden)))
         if layer.mlp_out_norm is not None:
-            out = layer.mlp_out_norm(out)
+            out = layer.mlp_out_norm(out.to(hidden.dtype))
         return hidden + out
 
 
@@ -159,12 +176,14 @@ class _Layer:
     o: LinearFn
     attn_out_norm: Norm | None
     mlp_norm: Norm
-    gate_up: LinearFn
+    gated_up: LinearFn
     down: LinearFn
     mlp_out_norm: Norm | None
 
 
-def _bind(layer: LayerWeights, norm: Callable[[Tensor, float], Norm], eps: float) -> _Layer:
+def _bind(layer: LayerWeights, norm: Callable[[Tensor, float], Norm], eps: float, gated: Gated) -> _Layer:
+    gate_up = layer.gate_up.fn
+
     def optional(gain: Tensor | None) -> Norm | None:
         return None if gain is None else norm(gain, eps)
 
@@ -175,7 +194,7 @@ def _bind(layer: LayerWeights, norm: Callable[[Tensor, float], Norm], eps: float
         o=layer.o.fn,
         attn_out_norm=optional(layer.attn_out_gain),
         mlp_norm=norm(layer.mlp_gain, eps),
-        gate_up=layer.gate_up.fn,
+        gated_up=gate_up if layer.gate_up.gated else lambda x: gated(gate_up(x)),
         down=layer.down.fn,
         mlp_out_norm=optional(layer.mlp_out_gain),
     )

@@ -2,7 +2,8 @@
 
 Kernels are resolved once, when the weights are packed, so the hot path has no branching and no
 schema matching. ``held`` keeps everything the closure needs alive, so that bytes can be counted
-from what is really there. Input and output are in the residual dtype (float32 or float64).
+from what is really there. Input is in the residual dtype (float32 or float64) or already bfloat16; output
+is in the residual dtype, or in bfloat16 where the kernel rounds its sums to it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ TILE = 8
 class PackedLinear:
     """``fn(x [M, k]) -> [M, n]``, with the name of its kernel and all it keeps alive.
 
-    ``opaque_nbytes`` counts packed objects in ``held`` that expose no storage.
+    ``opaque_nbytes`` counts packed objects in ``held`` that expose no storage. A ``gated`` linear over the
+    fused gate and up rows applies the activation and the product itself: its output is [M, n / 2].
     """
 
     fn: LinearFn
@@ -33,6 +35,7 @@ class PackedLinear:
     kernel: str
     held: tuple[Any, ...]
     opaque_nbytes: int = 0
+    gated: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to ``x`` [M, k], giving [M, n]."""
@@ -114,11 +117,11 @@ def onednn_bfloat16(weight: Tensor, bias: Tensor | None, *, pinned: bool) -> Pac
     is summed in another order than several, hence the tiles of the pinned class.
     """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    pointwise, low, high = torch.ops.mkldnn._linear_pointwise.default, torch.bfloat16, torch.float32
+    pointwise, low = torch.ops.mkldnn._linear_pointwise.default, torch.bfloat16
 
     def fn(x: Tensor) -> Tensor:
         out: Tensor = pointwise(x.to(low), packed, bias, "none", [], "")
-        return out.to(high)
+        return out
 
     return _linear(fn, weight, "oneDNN bf16", (packed, bias), pinned=pinned)
 
@@ -136,7 +139,7 @@ def fbgemm_float16(weight: Tensor, bias: Tensor | None, *, rounded: bool) -> Pac
 
     def fn(x: Tensor) -> Tensor:
         out: Tensor = dynamic(x.to(low).to(high), packed)
-        return out.to(low).to(high) if rounded else out
+        return out.to(low) if rounded else out
 
     n, k = weight.shape
     opaque = fbgemm_nbytes(n, k) + (0 if bias is None else 4 * n)
@@ -147,7 +150,7 @@ def bfloat16_dense(weight: Tensor, bias: Tensor | None, *, pinned: bool) -> Pack
     """``F.linear`` in bfloat16, for devices without the packed operations."""
 
     def fn(x: Tensor) -> Tensor:
-        return F.linear(x.to(torch.bfloat16), weight, bias).to(torch.float32)
+        return F.linear(x.to(torch.bfloat16), weight, bias)
 
     return _linear(fn, weight, "F.linear bf16", (weight, bias), pinned=pinned)
 

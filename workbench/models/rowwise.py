@@ -18,7 +18,7 @@ SERIAL = 32_767
 
 def pinned_rows(fn: Callable[[Tensor], Tensor], x: Tensor, serial: int = SERIAL) -> Tensor:
     """Apply a row-wise ``fn`` to ``x`` [T, ...], at most ``serial`` elements (or one row) at a time."""
-    rows = max(1, serial // max(1, x[0].numel()))
+    rows = max(1, serial // max(1, x.shape[1:].numel()))
     if x.shape[0] <= rows:
         return fn(x)
     return torch.cat([fn(tile) for tile in torch.split(x, rows)])

@@ -24,9 +24,11 @@ from workbench.spec.errors import MissingTensor, WrongShape
 Numerics = Literal["pinned", "fast"]
 Pack = Callable[[str, Tensor, Tensor | None], PackedLinear]
 """``pack(name, weight [n, k], bias [n] or None)``: name is canonical, fused ones end in
-``self_attn.qkv_proj`` and ``mlp.gate_up_proj``; tensors come in their stored dtype."""
+``self_attn.qkv_proj`` and ``mlp.gate_up_proj`` (gate rows, then up rows); tensors come in their stored dtype.
+A pack may return a ``gated`` linear for the latter."""
 
 HEAD = "lm_head"
+GATE_UP = "mlp.gate_up_proj"
 EMBEDDING = "model.embed_tokens.weight"
 
 

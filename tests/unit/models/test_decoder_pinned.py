@@ -5,7 +5,7 @@ import torch
 
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
-from workbench.models.gated import GATED, pinned_gated
+from workbench.models.gated import ACTIVATIONS, pinned_gated
 from workbench.models.norms import fast_norm, pinned_norm
 from workbench.models.plain import plain_pack
 from workbench.models.source import DictSource
@@ -91,12 +91,35 @@ def run(weights, config, ids, chunks):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pinned_logits_do_not_depend_on_chunking(family, dtype):
     model = source(family)
-    weights = build_weight_set(model, plain_pack(dtype, "pinned"), dtype, "pinned")
+    weights = build_weight_set(
+        model, plain_pack(dtype, "pinned", activation=model.config.activation), dtype, "pinned"
+    )
     ids = torch.randint(0, 61, (T,))
     whole = run(weights, model.config, ids, [T])
     assert whole.isfinite().all()
     for chunks in ([1] * T, [7, 1, 32], [8] * 5, [39, 1], [3, 13, 24]):
         assert torch.equal(run(weights, model.config, ids, chunks), whole), chunks
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rows", [[], [4], [0, 7, 38]], ids=str)
+def test_rows_without_logits_may_stop_before_the_last_mlp(family, dtype, rows):
+    model = source(family)
+    decoder = Decoder(
+        model.config,
+        build_weight_set(
+            model, plain_pack(dtype, "pinned", activation=model.config.activation), dtype, "pinned"
+        ),
+    )
+    ids, positions, want = torch.randint(0, 61, (T,)), torch.arange(T), torch.tensor(rows, dtype=torch.int64)
+    whole = decoder.forward(ids, positions, RowByRow(model.config))
+    last = model.config.num_layers
+    for capture in ((), (last,)):
+        out = decoder.forward(ids, positions, RowByRow(model.config), logits_rows=want, capture=capture)
+        assert torch.equal(out.logits, whole.logits[want])
+        assert torch.equal(out.hidden, whole.hidden[want])
+        assert all(stream.shape[0] == T for stream in out.captured.values())
 
 
 @pytest.mark.parametrize("rows", range(1, T + 1))
@@ -107,7 +130,7 @@ def test_elementwise_rows_have_the_same_bits_in_any_number(rows):
     for start in (0, T - rows):
         part = x[start : start + rows]
         assert torch.equal(norm(part), norm(x)[start : start + rows])
-        for gated in map(pinned_gated, GATED):
+        for gated in map(pinned_gated, ACTIVATIONS):
             assert torch.equal(gated(part), gated(x)[start : start + rows])
 
 

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from workbench.models import packed
+from workbench.models.gated import ACTIVATIONS
 from workbench.models.packed import held_nbytes
 from workbench.models.plain import fits_float16, plain_pack, sixteen_bit
 from workbench.models.weightset import HEAD
@@ -14,10 +15,10 @@ SHAPES = [(48, 32), (96, 1536), (7, 33), (130, 577), (960, 576), (54, 1111)]
 ROWS = [*range(1, 41), 64, 256]
 
 
-def linear(n, k, dtype, numerics="pinned", name="x", bias=True):
+def linear(n, k, dtype, numerics="pinned", name="x", bias=True, activation=None):
     torch.manual_seed(n)
     weight, offset = torch.randn(n, k) * k**-0.5, torch.randn(n)
-    pack = plain_pack(dtype, numerics)
+    pack = plain_pack(dtype, numerics, activation=activation)
     return pack(name, weight, offset if bias else None), weight, offset
 
 
@@ -94,7 +95,7 @@ def test_sixteen_bit_follows_its_rule(name, rows, bias, numerics):
     stored = sixteen_bit(weight).double()
     exact = F.linear(x.bfloat16().double(), stored, offset.bfloat16().double() if bias else None)
     got = kernel(x)
-    assert got.dtype is torch.float32
+    assert got.dtype is (torch.float32 if name == HEAD else torch.bfloat16)
     slack = 577 * 2**-24 * F.linear(x.abs().double(), stored.abs()).max()
     rounding = 0 if name == HEAD and "FBGEMM" in kernel.kernel else 2**-8 * exact.abs()
     assert bool(((got - exact).abs() <= slack + rounding).all())
@@ -136,3 +137,36 @@ def test_bytes_count_packed_forms_and_shared_storages_once():
 def test_other_dtypes_are_refused():
     with pytest.raises(OptionError, match="float16"):
         plain_pack(torch.float16)
+
+
+@pytest.mark.parametrize("numerics", ["fast", "pinned"])
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("rows", [1, 9, 64])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_gated_linear_follows_one_rule_in_both_classes(rows, activation, numerics, bias):
+    """float32 sums; the activated gate and the product are each rounded once."""
+    kernel, weight, offset = linear(130, 577, torch.bfloat16, numerics, "mlp.gate_up_proj", bias, activation)
+    assert kernel.gated and (kernel.n, kernel.k) == (130, 577)
+    x = torch.randn(rows, 577)
+    shift = offset.bfloat16().double() if bias else None
+    sums = F.linear(x.bfloat16().double(), sixteen_bit(weight).double(), shift)
+    gate, up = sums.chunk(2, -1)
+    gate = ACTIVATIONS[activation](gate)
+    got = kernel(x)
+    assert got.shape == (rows, 65) and got.dtype is torch.bfloat16
+    # Two half-ulp roundings of the product; the sums themselves err by far less.
+    assert bool(((got - gate * up).abs() <= 2**-7 * (gate * up).abs() + 2e-5).all())
+
+
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_a_pinned_gated_linear_does_not_look_at_the_other_rows(activation):
+    kernel, _, _ = linear(96, 1536, torch.bfloat16, "pinned", "mlp.gate_up_proj", True, activation)
+    x = torch.randn(64, 1536)
+    whole = kernel(x)
+    for rows in range(1, 41):
+        assert torch.equal(kernel(x[3 : 3 + rows]), whole[3 : 3 + rows]), rows
+
+
+def test_without_an_activation_the_rows_stay_linear():
+    kernel, _, _ = linear(130, 577, torch.bfloat16, "fast", "mlp.gate_up_proj")
+    assert not kernel.gated and kernel(torch.randn(3, 577)).shape == (3, 130)
