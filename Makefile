@@ -8,8 +8,6 @@ MODEL  ?= smollm2-135m
 BENCH  ?= all
 ARGS   ?=
 BIN    := .venv/bin
-# JupyterLab does not start for root, as in a container, without being told.
-ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab demo test lint format bench nightly wheel
@@ -20,10 +18,9 @@ help:  ## list the targets
 setup:  ## create .venv and install what the workbench needs
 	@$(PYTHON) .make/setup.py
 
-lab: setup  ## open JupyterLab on the first notebook, with the default model fetched
-	@$(BIN)/workbench fetch $(MODEL) || echo "$(MODEL) cannot be had here; the notebooks also run on model = \"tiny\"."
-	@cd notebooks && ../$(BIN)/jupyter-lab 00_start.ipynb --LabApp.default_url=/lab/tree/00_start.ipynb \
-	    --LabApp.news_url=None $(ROOT_FLAG) $(ARGS)
+lab: setup  ## open JupyterLab on your copies of the notebooks (lab/), with the default model fetched
+	@$(BIN)/workbench fetch $(MODEL) || echo "$(MODEL) cannot be had here; the notebooks run on the shipped model."
+	@$(BIN)/workbench lab $(ARGS)
 
 demo: setup  ## run the first notebook headless, print its results, write reports/00_start.html
 	@$(BIN)/workbench fetch $(MODEL)

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from workbench.cli import options as o
+from workbench.cli.copies import refresh
 from workbench.cli.output import Meter, interruptible, note, out, print_json
-from workbench.spec.errors import MissingExtra, ModelNotFound
+from workbench.spec.errors import MissingExtra, ModelNotFound, StorageError
 
 START = "00_start.ipynb"
 
@@ -38,13 +39,15 @@ def lab(
     notebook: Annotated[str, typer.Option(help="Which notebook to open.")] = START,
     json: o.Json = False,
 ) -> None:
-    """Open JupyterLab on the first notebook; further arguments go to JupyterLab.
+    """Open JupyterLab on your copies of the notebooks, in lab/; further arguments go to JupyterLab.
 
-    It listens on this machine only; its token and its protection against foreign pages stay on.
+    What you edit stays. A notebook of your own is opened where it is.
+
+    It listens on this machine only; its token and other protections stay on.
     """
     if importlib.util.find_spec("jupyterlab") is None:
         raise MissingExtra("jupyterlab", "lab", "Opening the notebooks")
-    path = find_notebook(notebook)
+    path = own_copy(find_notebook(notebook))
     command = lab_command(path, context.args)
     if json:
         print_json({"notebook": str(path), "command": command})
@@ -59,13 +62,32 @@ def find_notebook(name: str) -> Path:
     """The notebook of this checkout. Raises :class:`ModelNotFound` when there is none, as in a wheel."""
     from workbench.models.datadir import data_dir
 
-    given = Path(name)
-    for path in (given, data_dir().parent / "notebooks" / name, Path("notebooks") / name):
+    given, root = Path(name), data_dir().parent
+    for path in (given, root / "notebooks" / name, root / "lab" / name, Path("notebooks") / name):
         if path.is_file():
             return path.resolve()
     raise ModelNotFound(
         f"There is no notebook {name!r} here.", hint="Notebooks come with a checkout: run from there."
     )
+
+
+def own_copy(notebook: Path) -> Path:
+    """The person's copy of a shipped notebook, made or brought up to date; any other notebook as it is."""
+    from workbench.models.datadir import data_dir
+
+    root = data_dir().parent
+    if notebook.parent != root / "notebooks":
+        return notebook
+    own = root / "lab"
+    try:
+        for line in refresh(notebook.parent, own):
+            note(line)
+    except OSError as error:
+        raise StorageError(
+            f"Your copies of the notebooks cannot be kept in {own}: {error.strerror}.",
+            hint=f"Copy {notebook} to a folder of yours and name it with --notebook.",
+        ) from None
+    return own / notebook.name
 
 
 def lab_command(notebook: Path, extra: list[str]) -> list[str]:

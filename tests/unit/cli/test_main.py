@@ -180,6 +180,28 @@ def test_lab_starts_where_the_notebook_is(
     assert workbench("lab", "--notebook", "absent.ipynb", "--json").status == 3
 
 
+def test_lab_opens_a_copy_of_a_shipped_notebook(
+    workbench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "notebooks" / launch.START).write_text('{"cells": []}')
+    started = []
+    monkeypatch.setattr("workbench.models.datadir.data_dir", lambda: tmp_path / "data")
+    monkeypatch.setattr(launch.os, "chdir", started.append)
+    monkeypatch.setattr(launch.os, "execv", lambda path, command: None)
+    done = workbench("lab", "--json")
+    assert done.status == 0 and started == [tmp_path / "lab"]
+    assert Path(done.json["notebook"]) == tmp_path / "lab" / launch.START
+    assert (tmp_path / "lab" / launch.START).read_text() == '{"cells": []}'
+    (tmp_path / "lab" / ".shipped.json").unlink()
+    (tmp_path / "lab" / launch.START).unlink()
+    (tmp_path / "lab").rmdir()
+    (tmp_path / "lab").write_text("a file in its place")
+    refused = workbench("lab", "--json")
+    assert refused.status == 5 and "--notebook" in refused.json["hint"]
+
+
 def test_lab_without_jupyterlab_names_the_extra(workbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
     done = workbench("lab", "--json")
