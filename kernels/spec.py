@@ -67,7 +67,7 @@ class Kernel:
     """One kernel: what it is, the source it follows, its jitted function, configurations, and cost.
 
     ``cost`` takes problem sizes by name and returns the operations and the bytes that must cross the memory
-    bus at least once. ``example`` holds sizes of one typical problem, for listings.
+    bus at least once.
     """
 
     name: str
@@ -77,4 +77,3 @@ class Kernel:
     function: Any
     builds: tuple[Build, ...]
     cost: Callable[..., Cost]
-    example: Mapping[str, int] = field(default_factory=dict)

@@ -16,6 +16,23 @@ from workbench.cli import options as o
 from workbench.cli.output import Meter, out, print_json
 from workbench.spec.errors import OptionError
 
+#: Sizes that bytes and operations are shown for when none are given: one layer of a model of the size of
+#: Llama 3 8B, decoding 16 sequences of 8192 tokens, or one prompt of 8192.
+TYPICAL: dict[str, Any] = {
+    "M": 16,
+    "N": 4096,
+    "K": 4096,
+    "batch": 16,
+    "context": 8192,
+    "q_lens": (8192,),
+    "kv_lens": (8192,),
+    "heads": 32,
+    "kv_heads": 8,
+    "dim": 128,
+    "rows": 512,
+    "parts": 8,
+}
+
 # Facts worth a column when they are there: matrix units, TMA, copies, conversions, what costs.
 SHOWN = (
     "HGMMA",
@@ -95,7 +112,8 @@ def cost_row(kernel: Any, sizes: dict[str, int]) -> dict[str, Any]:
     """Sizes, operations and bytes of one problem; only the names of the sizes when some have no value."""
     parameters = inspect.signature(kernel.cost).parameters
     names = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    given = {**kernel.example, **{n: v for n, v in sizes.items() if n in names}}
+    given = {n: v for n, v in TYPICAL.items() if n in names}
+    given |= {n: (v,) if n.endswith("_lens") else v for n, v in sizes.items() if n in names}
     missing = [n for n in names if parameters[n].default is inspect.Parameter.empty and n not in given]
     if missing:
         return {"sizes": given, "missing": missing}

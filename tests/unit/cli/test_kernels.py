@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from workbench.cli.kernels import cost_row, kernel_rows
-from workbench.kernels import aot, load
+from workbench.kernels import CATALOGUE, aot, load
 from workbench.kernels.sass import Facts
 from workbench.kernels.spec import Bound, Build, Cost, Kernel
 
 Command = Callable[..., Any]
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-NAME = "w4a16"
+NAME = "w8a8"
 
 
 @needs_triton
@@ -31,9 +31,9 @@ def test_one_kernel_is_compiled_and_its_facts_are_those_of_the_code(workbench: C
     for build in row["builds"]:
         assert build["as_promised"]
         text = Path(build["sass"]).read_text()
-        assert build["facts"]["HGMMA"] == text.count(" HGMMA.") > 0
+        assert build["facts"]["IGMMA"] == text.count(" IGMMA.") > 0
     shown = workbench("kernels", NAME, "--sass").out
-    assert "HGMMA" in shown and row["builds"][0]["sass"] in shown.replace("\n", "")
+    assert "IGMMA" in shown and row["builds"][0]["sass"] in shown.replace("\n", "")
 
 
 def test_names_and_targets_are_checked(workbench: Command) -> None:
@@ -43,7 +43,7 @@ def test_names_and_targets_are_checked(workbench: Command) -> None:
 
 
 def fake(build: Build, facts: Facts | None) -> aot.Compiled:
-    kernel = Kernel("k", "t", "triton", "s", None, (build,), lambda n, m=2: Cost(2 * n * m, n), {"n": 8})
+    kernel = Kernel("k", "t", "triton", "s", None, (build,), lambda M, m=2: Cost(2 * M * m, M))
     return aot.Compiled(aot.Request("m", kernel, build), facts=facts, error="" if facts else "no\nway")
 
 
@@ -57,10 +57,27 @@ def test_a_broken_promise_and_a_tripping_control_are_told_apart() -> None:
     (row,) = kernel_rows([fake(*pair) for pair in pairs], {})
     assert [b["as_promised"] for b in row["builds"]] == [True, False, True, False, False]
     assert row["builds"][1]["broken"] == ["LDL is 1, must be = 0"]
-    assert row["cost"] == {"sizes": {"n": 8}, "flops": 32, "bytes": 8, "flops_per_byte": 4.0}
+    assert row["cost"] == {"sizes": {"M": 16}, "flops": 64, "bytes": 16, "flops_per_byte": 4.0}
 
 
-def test_sizes_replace_the_example_and_missing_ones_are_named() -> None:
-    kernel = Kernel("k", "", "triton", "", None, (), lambda n, m, **_: Cost(n, m), {"n": 8})
-    assert cost_row(kernel, {"other": 3}) == {"sizes": {"n": 8}, "missing": ["m"]}
-    assert cost_row(kernel, {"m": 4, "n": 16})["flops"] == 16
+def test_sizes_replace_typical_ones_and_missing_ones_are_named() -> None:
+    kernel = Kernel("k", "", "triton", "", None, (), lambda M, m, **_: Cost(M, m))
+    assert cost_row(kernel, {"other": 3}) == {"sizes": {"M": 16}, "missing": ["m"]}
+    assert cost_row(kernel, {"m": 4, "M": 32}) == {
+        "sizes": {"M": 32, "m": 4},
+        "flops": 32,
+        "bytes": 4,
+        "flops_per_byte": 8.0,
+    }
+    lengths = Kernel("k", "", "triton", "", None, (), lambda q_lens: Cost(sum(q_lens), 1))
+    assert cost_row(lengths, {"q_lens": 5})["flops"] == 5
+
+
+@needs_triton
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_kernel_says_what_it_costs(name: str) -> None:
+    for kernel in load(name):
+        row = cost_row(kernel, {})
+        assert row.get("missing", []) == [], kernel.name
+        assert row["bytes"] > 0
+        assert row["flops"] >= 0
