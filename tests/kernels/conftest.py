@@ -7,9 +7,12 @@ compiles run in processes of their own, without it. Without triton every file he
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -48,3 +51,22 @@ def generator(request: pytest.FixtureRequest) -> torch.Generator:
     seed = int.from_bytes(os.urandom(4), "little")
     request.node.add_report_section("setup", "seed", f"generator seed {seed}")
     return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="session")
+def mutant() -> Callable[..., FunctionType]:
+    """``mutant(jitted, (old, new), …)``: a kernel function with its source edited."""
+
+    def edited(jitted: Any, *edits: tuple[str, str]) -> FunctionType:
+        source = textwrap.dedent(inspect.getsource(jitted.fn))
+        source = source[source.index("def ") :]
+        for old, new in edits:
+            assert old in source, f"{old!r} is no longer in {jitted.fn.__name__}: the mutant is stale"
+            source = source.replace(old, new)
+        space = dict(jitted.fn.__globals__)
+        exec(compile(source, f"<mutant of {jitted.fn.__name__}>", "exec"), space)  # noqa: S102
+        made = space[jitted.fn.__name__]
+        assert isinstance(made, FunctionType)
+        return made
+
+    return edited
