@@ -1,9 +1,9 @@
 """Run the first notebook headless, print its results and keep it as a page: `make demo`.
 
 Papermill runs it inside notebooks/, as a person would; what the cells tagged `result` display is printed, and
-the executed notebook is written to reports/ as .ipynb and .html. The page holds its figures and plotly's
-script once, so it opens without a network; only equations are typeset by a script from the web. The live
-panel needs a kernel and is left out of the page.
+the executed notebook is written to reports/ as .ipynb and .html. The page holds all it needs, plotly's script
+once, and asks no other place for anything: equations stand as they were typed, and the live panel, which
+needs a kernel, is left out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,16 @@ NOTEBOOK = ROOT / "notebooks" / "00_start.ipynb"
 REPORTS = ROOT / "reports"
 FIGURE = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
+# nbconvert's own page, without the scripts that it takes from the web; and a browser that would not let it.
+TEMPLATE = """
+{%- extends 'lab/index.html.j2' -%}
+{%- block html_head_js -%}
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline';
+  style-src 'unsafe-inline'; img-src data: blob:; font-src data:">
+{%- endblock -%}
+{%- block html_head_js_mathjax -%}{%- endblock -%}
+{%- block html_head_js_mermaidjs -%}{%- endblock -%}
+"""
 
 
 def main(model: str) -> int:
@@ -31,11 +41,8 @@ def main(model: str) -> int:
         str(NOTEBOOK), str(executed), parameters={"model": model}, cwd=str(NOTEBOOK.parent), log_output=False
     )
     notebook = nbformat.read(executed, as_version=4)
-    draw_figures(notebook)
-    leave_out_widgets(notebook)
-    page, _ = HTMLExporter(embed_images=True, require_js_url="").from_notebook_node(notebook)
     report = executed.with_suffix(".html")
-    report.write_text(page, encoding="utf-8")
+    report.write_text(page_of(notebook), encoding="utf-8")
 
     results = [text for cell in notebook.cells for text in shown_by(cell)]
     print("\n\n".join(results))
@@ -44,6 +51,14 @@ def main(model: str) -> int:
         print(f"{NOTEBOOK.name} has no cell tagged `result` that displays text", file=sys.stderr)
         return 1
     return 0
+
+
+def page_of(notebook: nbformat.NotebookNode) -> str:
+    """The notebook as one page that needs no network; figures and controls in it are replaced."""
+    draw_figures(notebook)
+    leave_out_widgets(notebook)
+    page, _ = HTMLExporter(embed_images=True, raw_template=TEMPLATE).from_notebook_node(notebook)
+    return str(page)
 
 
 def draw_figures(notebook: nbformat.NotebookNode) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook, new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,3 +50,20 @@ def test_the_page_holds_its_figures_and_no_live_control(demo: ModuleType) -> Non
     assert "widgets" not in book.metadata
     (kept,), (second,) = (cell.outputs for cell in book.cells)
     assert "plotly.js" in kept.data["text/html"] and "plotly.js" not in second.data["text/html"]
+
+
+def test_the_page_asks_no_other_place_for_anything(demo: ModuleType) -> None:
+    widget = new_output("display_data", data={demo.WIDGET: {"model_id": "x"}, "text/plain": "Panel"})
+    figure = new_output("display_data", data={demo.FIGURE: {"data": [{"y": [1, 2]}], "layout": {}}})
+    text = (
+        "An equation $x^2$, a [paper](https://arxiv.org/abs/2309.06180)\n\n```mermaid\ngraph LR; A-->B\n```"
+    )
+    book = new_notebook(cells=[new_markdown_cell(text), new_code_cell(outputs=[widget, figure])])
+    book.metadata["widgets"] = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
+    page = demo.page_of(book)
+    tags = re.findall(r"<(?:script|link|img|iframe|source|object|embed|video|audio)\b[^>]*>", page)
+    assert tags and not [t for t in tags if re.search(r"(src|href|data)\s*=\s*[\"']?(https?:)?//", t)]
+    assert "default-src 'none'" in page
+    for loader in ("cdnjs.cloudflare.com", "unpkg.com", "cdn.jsdelivr.net"):
+        assert loader not in page
+    assert "$x^2$" in page and 'href="https://arxiv.org/abs/2309.06180"' in page and "js-plotly-plot" in page
