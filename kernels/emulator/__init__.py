@@ -10,5 +10,16 @@ registers, shared-memory limits and the tensor core's rounding order; the ahead-
 from workbench.kernels.emulator.errors import Deadlock, EmulatorError, Race
 from workbench.kernels.emulator.launch import Emulator
 from workbench.kernels.emulator.machine import SCHEDULES, Schedule
+from workbench.kernels.emulator.recorder import Event, Flight, Recorder
 
-__all__ = ["SCHEDULES", "Deadlock", "Emulator", "EmulatorError", "Race", "Schedule"]
+__all__ = [
+    "SCHEDULES",
+    "Deadlock",
+    "Emulator",
+    "EmulatorError",
+    "Event",
+    "Flight",
+    "Race",
+    "Recorder",
+    "Schedule",
+]

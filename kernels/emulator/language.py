@@ -95,6 +95,7 @@ class Gl:
 
     def exp2(self, x: Tile) -> Tile:
         """2^x."""
+        self._machine.note("exp2", number=x.data.numel())
         return Tile(torch.exp2(x.data))
 
     def log2(self, x: Tile) -> Tile:
@@ -158,15 +159,20 @@ class Mbarrier:
         """Arrive ``count`` times."""
         self._machine.point()
         if pred:
-            self._of(where).arrive(count)
+            barrier = self._of(where)
+            barrier.arrive(count)
+            self._machine.note("arrives", barrier.name)
 
     def wait(self, where: Shared, phase: int, pred: bool = True, deps: Sequence[Any] = ()) -> None:
         """Wait until the phase of that parity is over."""
         if pred:
             barrier = self._of(where)
+            name = barrier.name
+            self._machine.note("waits", name)
             self._machine.wait_until(
-                lambda: barrier.passed(phase), f"{barrier.name} to complete the phase of parity {int(phase)}"
+                lambda: barrier.passed(phase), f"{name} to complete the phase of parity {int(phase)}"
             )
+            self._machine.note("passes", name)
 
 
 class Tma:
@@ -188,11 +194,14 @@ class Tma:
         if not pred:
             return
         at, target = self._barriers._of(barrier), result.data
+        name, me = f"{result.root.name}[{result.slot}]", self._machine.current
         poison(target)
+        self._machine.note("copies", name)
 
         def land() -> None:
             descriptor.read(corner, target)
             at.landed(descriptor.nbytes)
+            self._machine.note("landed", name, by=me)
 
         self._machine.copy(land)
 

@@ -17,6 +17,7 @@ from workbench.kernels.emulator.errors import EmulatorError
 from workbench.kernels.emulator.language import Gl, Mbarrier, Tma, Warpgroup
 from workbench.kernels.emulator.machine import SCHEDULES, Machine, Schedule
 from workbench.kernels.emulator.memory import Descriptor, Pointer
+from workbench.kernels.emulator.recorder import Recorder
 from workbench.kernels.emulator.values import Int
 
 Swaps = Mapping[str, FunctionType]
@@ -24,11 +25,15 @@ Swaps = Mapping[str, FunctionType]
 
 @dataclass(frozen=True)
 class Emulator:
-    """A schedule, swapped functions, and a grid size; ``launch`` takes the place of ``kernel[grid](...)``."""
+    """A schedule, swapped functions, and a grid size; ``launch`` takes the place of ``kernel[grid](...)``.
+
+    A ``recorder`` collects what happened, in order.
+    """
 
     schedule: Schedule = SCHEDULES[4]
     swaps: Swaps = field(default_factory=dict)
     blocks: int = 2
+    recorder: Recorder | None = None
 
     def launch(self, kernel: Any, blocks: int, arguments: Mapping[str, Any]) -> None:
         """Run ``blocks`` blocks; results are written to the tensors among the arguments.
@@ -37,7 +42,7 @@ class Emulator:
         """
         used: set[str] = set()
         for block in range(blocks):
-            machine = Machine(self.schedule, block)
+            machine = Machine(self.schedule, block, self.recorder)
             binder = _Binder(machine, block, blocks, self.swaps)
             binder.function(kernel)(**{name: _argument(value) for name, value in arguments.items()})
             machine.leave(machine.current)

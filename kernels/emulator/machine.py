@@ -1,7 +1,7 @@
 """The clock of an emulated block: which partition runs, when copies land, when products retire.
 
 Exactly one partition holds the baton. At every point where hardware could interleave, the schedule may hand
-the baton on, land a copy, or retire a product. Nothing here is timed: a schedule is adversarial, not realistic.
+the baton on, land a copy, or retire a product. Nothing is timed: a schedule is adversarial, not realistic.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workbench.kernels.emulator.errors import Deadlock, EmulatorError, Stopped
+from workbench.kernels.emulator.recorder import Kind, Recorder
 
 #: How often a partition whose products are late lets others go first.
 LAG = 12
@@ -62,8 +63,8 @@ class Partition:
 class Machine:
     """Runs the partitions of one block under a schedule."""
 
-    def __init__(self, schedule: Schedule, block: int) -> None:
-        self.schedule = schedule
+    def __init__(self, schedule: Schedule, block: int, recorder: Recorder | None = None) -> None:
+        self.schedule, self.block, self.recorder = schedule, block, recorder
         self.random = random.Random(f"{schedule.seed}/{block}")
         self.copies: list[Callable[[], None]] = []
         self.partitions: list[Partition] = []
@@ -72,6 +73,13 @@ class Machine:
         self._finished = threading.Event()
 
     # -- called by the emulated instructions, by whoever holds the baton --------------------
+
+    def note(self, kind: Kind, what: str = "", number: int = 0, by: Partition | None = None) -> None:
+        """Tell the recorder, if there is one, what ``by`` (the current partition) did."""
+        if self.recorder is not None:
+            who = by or self.current
+            index = self.partitions.index(who) if who in self.partitions else -1
+            self.recorder.note(self.block, index, kind, what, number)
 
     def point(self) -> None:
         """A place where anything may happen in between."""
@@ -101,10 +109,18 @@ class Machine:
 
     def product(self, retire: Callable[[], None]) -> None:
         """Start a warpgroup product of the current partition; they retire in order."""
-        self.current.issued += 1
-        self.current.products.append(retire)
+        me = self.current
+        me.issued += 1
+        number = me.issued
+        self.note("issues", number=number)
+
+        def retired() -> None:
+            retire()
+            self.note("retired", number=number, by=me)
+
+        me.products.append(retired)
         if self.schedule.products == "early":
-            self.current.products.popleft()()
+            me.products.popleft()()
 
     def retire(self, outstanding: int) -> None:
         """Finish products of the current partition until at most ``outstanding`` are left.
@@ -118,10 +134,12 @@ class Machine:
         self.current.awaited = max(self.current.awaited, self.current.issued - outstanding)
         while len(self.current.products) > outstanding:
             self.current.products.popleft()()
+        self.note("awaits", number=self.current.awaited)
 
     def store(self, write: Callable[[], None]) -> None:
         """Start an asynchronous copy out of shared memory."""
         self.current.stored += 1
+        self.note("stores")
         self.current.stores.append(write)
         if self.schedule.copies == "early":
             self.current.stores.popleft()()
