@@ -30,7 +30,8 @@ _COMMON = {
     "stride_table": "i32",
     "KVH": "i32",
 }
-_ALIGNED = ("out", "lse", "q", "k", "v", "ks", "vs", "stride_q", "chunk")
+#: Arguments that are multiples of 16: addresses, and the strides that are handed over.
+ALIGNED = ("out", "lse", "q", "k", "v", "ks", "vs", "stride_q", "chunk")
 _STORED = {"plain": None, "fp8": "fp8e4nv", "int8": "i8"}
 
 
@@ -70,8 +71,8 @@ def _rows(
 def _build(
     name: str, signature: dict[str, str], constants: dict[str, object], sass: dict[str, Bound]
 ) -> Build:
-    order = tuple(a for a in _ALIGNED if a in signature)
-    return Build(name, signature, constants, num_warps=4, num_stages=2, aligned=order, sass=sass)
+    aligned = tuple(a for a in ALIGNED if a in signature)
+    return Build(name, signature, constants, num_warps=4, num_stages=2, aligned=aligned, sass=sass)
 
 
 def _fp4(name: str, page: int, dim: int = 128, **sass: Bound) -> Build:
@@ -98,8 +99,8 @@ def _kivi(name: str, bits: int, page: int = 128, dim: int = 128, group: int = 32
 
 
 # Bounds as measured under triton 3.6.0 and 3.7.1, with slack of about a tenth in registers. Up to 16 query
-# rows are work for mma.sync (HMMA), bound by bandwidth: 32 HMMA in a whole tile of 64 tokens at head size 128, the
-# rest in the masked steps. Four UTMALDG: K and V, once ahead of the loop and once in it.
+# rows are work for mma.sync (HMMA), bound by bandwidth: 32 HMMA in a whole tile of 64 tokens at head size
+# 128, the rest in the masked steps. Four UTMALDG: K and V, once ahead of the loop and once in it.
 ROWS = (
     _rows("bf16 hd128 page 64", regs=Bound(0, 96)),
     _rows("bf16 hd128 page 16", page=16, tma=False, regs=Bound(0, 96), LDGSTS=Bound(16)),

@@ -14,7 +14,6 @@ kernel is bound by bandwidth, and at up to 16 query heads per KV head mma.sync (
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 import triton
@@ -22,8 +21,10 @@ from torch import Tensor
 
 from workbench.kernels.attention import paged_builds
 from workbench.kernels.attention.decode_combine import decode_combine
-from workbench.kernels.attention.paged_launch import PLAIN, OpenPages, launch, split_unit
-from workbench.kernels.attention.splits import H200_SMS, chunk_tokens, split_count
+from workbench.kernels.attention.paged_checks import check_numbers, check_pages
+from workbench.kernels.attention.paged_launch import OpenPages, launch, split_unit
+from workbench.kernels.attention.paged_result import Attended
+from workbench.kernels.attention.splits import chunk_tokens, multiprocessors, split_count
 from workbench.kernels.checks import (
     require,
     require_contiguous,
@@ -38,17 +39,7 @@ __all__ = ["KERNELS", "Attended", "OpenPages", "paged_decode", "reference"]
 
 KERNELS = paged_builds.KERNELS
 
-#: Head sizes of coded formats; plain pages take any up to 256.
-_CODED_DIMS = (64, 128, 256)
-_MOST_GROUP = 64
-
-
-class Attended(NamedTuple):
-    """``out`` [B, H, D] in the query's dtype, ``lse`` float32 [B, H] natural, and how it was computed."""
-
-    out: Tensor
-    lse: Tensor
-    path: str
+_CODED = ("fp8", "int8", "nvfp4", "kivi2_", "kivi4_")
 
 
 def reference(
@@ -109,11 +100,11 @@ def paged_decode(
     Raises ``UnsupportedInput`` for whatever lies outside this table; nothing falls back in silence.
     """
     require_runnable("paged_decode", q)
-    _check(q, planes, layout, table, lengths, open_pages)
-    require(
-        window is None or window >= 1, f"window = {window} cannot be used.", "It takes at least 1, or None."
-    )
-    require(soft_cap is None or soft_cap > 0, f"soft_cap = {soft_cap} cannot be used.", "Above 0, or None.")
+    check_pages(q, planes, layout, table, lengths, formats=_CODED)
+    check_numbers(window, soft_cap)
+    require(len(q) == len(lengths), f"{len(q)} queries do not fit {len(lengths)} sequences.", "One each.")
+    if open_pages is not None:
+        _check_open(q, layout, open_pages)
     batch, heads, dim = q.shape
     if longest is None:
         longest = int(lengths.max()) if batch else 0
@@ -158,63 +149,21 @@ def paged_decode(
 def _chunk(q: Tensor, layout: PageLayout, longest: int, reach: int) -> int:
     """Tokens of a split by the heuristics of `splits`."""
     unit = split_unit(layout)
-    sms = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else H200_SMS
     head_bytes = int(longest * layout.bytes_per_token() / layout.heads)
-    splits = split_count(len(q) * layout.heads, -(-reach // unit), head_bytes=head_bytes, sms=sms)
+    splits = split_count(
+        len(q) * layout.heads, -(-reach // unit), head_bytes=head_bytes, sms=multiprocessors(q.device)
+    )
     return chunk_tokens(reach, splits, unit)
 
 
-def _check(
-    q: Tensor,
-    planes: Mapping[str, Tensor],
-    layout: PageLayout,
-    table: Tensor,
-    lengths: Tensor,
-    open_pages: OpenPages | None,
-) -> None:
-    plain = layout.format in PLAIN
-    known = plain or layout.format in ("fp8", "int8", "nvfp4") or layout.format.startswith("kivi")
-    require(known, f"paged_decode does not read {layout.format} pages.", "fp8 pages must not be permuted.")
-    require_dtype("q", q, (PLAIN[layout.format],) if plain else (torch.bfloat16, torch.float16))
-    require(q.dim() == 3, f"q is {tuple(q.shape)}.", "It takes [sequences, heads, head size].")
-    batch, heads, dim = q.shape
-    require_shape("q", q, (batch, heads, layout.dim))
-    require(
-        q.stride(2) == 1 and q.stride(1) == dim,
-        f"q is a view with strides {q.stride()}.",
-        "Its heads must lie side by side: pass q.contiguous().",
-    )
-    require(
-        dim <= 256 and (plain or dim in _CODED_DIMS),
-        f"Head size {dim} is not supported for {layout.format} pages.",
-        f"Coded pages take {_CODED_DIMS}, plain ones up to 256.",
-    )
-    require(
-        heads % layout.heads == 0 and heads // layout.heads <= _MOST_GROUP,
-        f"{heads} query heads do not go with {layout.heads} KV heads.",
-        f"It takes a whole number of query heads per KV head, up to {_MOST_GROUP}.",
-    )
-    layout.check(planes)
-    require(
-        all(x.data_ptr() % 16 == 0 for x in planes.values()),
-        "The planes do not begin at a multiple of 16 bytes.",
-        "Allocate the planes with the layout's allocate().",
-    )
-    require_dtype("table", table, (torch.int32,))
-    require_dtype("lengths", lengths, (torch.int32,))
-    require(table.dim() == 2 and len(table) == batch, f"table is {tuple(table.shape)}.", f"[{batch}, pages].")
-    require(table.stride(1) == 1, "table is a transposed view.", "Pass table.contiguous().")
-    require_shape("lengths", lengths, (batch,))
-    require_contiguous("lengths", lengths)
-    require_device(q, table=table, lengths=lengths, **dict(planes))
-    if open_pages is not None:
-        row = (layout.heads, layout.page, dim)
-        for name, x in (("open k", open_pages.k), ("open v", open_pages.v)):
-            require_dtype(name, x, (q.dtype,))
-            require_shape(name, x, (len(x), *row))
-            require_contiguous(name, x)
-        for name, x in (("coded", open_pages.coded), ("row", open_pages.row)):
-            require_dtype(name, x, (torch.int32,))
-            require_shape(name, x, (batch,))
-            require_contiguous(name, x)
-        require_device(q, k=open_pages.k, v=open_pages.v, coded=open_pages.coded, row=open_pages.row)
+def _check_open(q: Tensor, layout: PageLayout, newest: OpenPages) -> None:
+    row = (layout.heads, layout.page, layout.dim)
+    for name, x in (("open k", newest.k), ("open v", newest.v)):
+        require_dtype(name, x, (q.dtype,))
+        require_shape(name, x, (len(x), *row))
+        require_contiguous(name, x)
+    for name, x in (("coded", newest.coded), ("row", newest.row)):
+        require_dtype(name, x, (torch.int32,))
+        require_shape(name, x, (len(q),))
+        require_contiguous(name, x)
+    require_device(q, k=newest.k, v=newest.v, coded=newest.coded, row=newest.row)

@@ -48,11 +48,12 @@ def split_unit(layout: PageLayout) -> int:
     return layout.page if layout.format.startswith("kivi") else math.lcm(layout.page, TILE)
 
 
-def can_tma(layout: PageLayout, pages: int) -> bool:
-    """Whether the copy engine can fetch tiles of these pages."""
+def can_tma(layout: PageLayout, k: Tensor) -> bool:
+    """Whether the copy engine can fetch tiles of these pages where they lie."""
     power = layout.dim & (layout.dim - 1) == 0 and layout.dim >= 16
-    rows = pages * layout.heads * max(layout.page, layout.dim)
-    return layout.page % TILE == 0 and power and rows < 2**31 and layout.format in (*PLAIN, "fp8", "int8")
+    rows = len(k) * layout.heads * max(layout.page, layout.dim)
+    fits = layout.page % TILE == 0 and power and rows < 2**31 and layout.format in (*PLAIN, "fp8", "int8")
+    return fits and (not k.is_cuda or torch.cuda.get_device_capability(k.device) >= (9, 0))
 
 
 def launch(
@@ -85,29 +86,51 @@ def launch(
         )  # fmt: skip
         return f"{layout.format}, pointers"
     require(open_pages is None, f"{layout.format} pages have no open pages.", "Leave open_pages out.")
-    ks, vs = planes.get("k_scale"), planes.get("v_scale")
     if layout.format == "nvfp4":
         words = k.view(torch.int32), v.view(torch.int32)
+        scales = planes["k_scale"], planes["v_scale"]
         paged_fp4_kernel[grid](
-            out, lse, q, *words, ks, vs, *index, k_scale=tensor_scales[0], v_scale=tensor_scales[1],
+            out, lse, q, *words, *scales, *index, k_scale=tensor_scales[0], v_scale=tensor_scales[1],
             BN=FP4_TILE, BT=SHORT, **common,
         )  # fmt: skip
         return "nvfp4, pointers"
-    possible = can_tma(layout, k.shape[0])
+    tiles, path = plan_tiles(planes, layout, tma)
+    common |= tiles.constants
+    paged_rows_kernel[grid](out, lse, q, *tiles.tensors, *index, BN=TILE, BT=SHORT, **common)
+    return path
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the row formats are handed over: K, V, their descriptors and scales, and the format's constants."""
+
+    tensors: tuple[Any, ...]
+    constants: Mapping[str, Any]
+
+
+def plan_tiles(planes: Mapping[str, Tensor], layout: PageLayout, tma: bool | None) -> tuple[Tiles, str]:
+    """Tiles of plain, FP8 or INT8 pages, and the path in words. Raises ``UnsupportedInput`` for TMA in
+    vain."""
+    k, v = planes["k"], planes["v"]
+    possible = can_tma(layout, k)
     require(
         possible or not tma,
         f"The copy engine cannot fetch tiles of {TILE} tokens from {layout.format} pages of {layout.page}.",
-        "Use pages of 64 or 128 tokens, or leave tma out.",
+        "Use pages of 64 or 128 tokens on a Hopper GPU, or leave tma out.",
     )
     by_tma = possible if tma is None else tma
     format = "plain" if layout.format in PLAIN else layout.format
-    v_seen = v.view(torch.int32) if format == "int8" else v
-    tiles = _descriptors(k, v_seen, format) if by_tma else (None, None)
-    paged_rows_kernel[grid](
-        out, lse, q, k, v_seen, *tiles, ks, vs, *index,
-        BN=TILE, BT=SHORT, HD=1 << (layout.dim - 1).bit_length(), FMT=format, TMA=by_tma, **common,
-    )  # fmt: skip
-    return f"{layout.format}, {'TMA' if by_tma else 'pointers'}"
+    v = v.view(torch.int32) if format == "int8" else v
+    descriptors = _descriptors(k, v, format) if by_tma else (None, None)
+    constants = {
+        "D": layout.dim,
+        "HD": 1 << (layout.dim - 1).bit_length(),
+        "P": layout.page,
+        "FMT": format,
+        "TMA": by_tma,
+    }
+    tensors = (k, v, *descriptors, planes.get("k_scale"), planes.get("v_scale"))
+    return Tiles(tensors, constants), f"{layout.format}, {'TMA' if by_tma else 'pointers'}"
 
 
 def _descriptors(k: Tensor, v: Tensor, format: str) -> tuple[TensorDescriptor, TensorDescriptor]:

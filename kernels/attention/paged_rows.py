@@ -31,48 +31,53 @@ from workbench.kernels.attention.softmax import FLOOR, LIFT, log2_scores, weigh
 
 
 @triton.jit
-def _step(
-    q, peak, k, v, sk, sv, ok, m, total, acc, scale, cap, FMT: tl.constexpr, CAP: tl.constexpr,
+def attend_tile(
+    q, peak, k, v, sk, sv, keep, m, total, acc, scale, cap, FMT: tl.constexpr, CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
+    """One step with keys and values [BN, HD] and their scales [BN]; ``keep`` broadcastable to [BM, BN]."""
     s = tl.dot(q, tl.trans(k), input_precision="ieee")
     if FMT != "plain":
         s = s * peak[:, None] * sk[None, :]
-    m, total, p, fade = weigh(log2_scores(s, scale, cap, CAP), ok[None, :], m, total, MASKED)
+    m, total, p, fade = weigh(log2_scores(s, scale, cap, CAP), keep, m, total, MASKED)
     if FMT != "plain":
         p = p * (sv * LIFT)[None, :]
     return m, total, tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
 
 
 @triton.jit
-def _by_pointer(
-    q, peak, k, v, ks, vs, rows, runs, ok, m, total, acc, scale, cap, FMT: tl.constexpr,
-    D: tl.constexpr, HD: tl.constexpr, P: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
+def by_pointer(
+    q, peak, k, v, ks, vs, rows, runs, ok, keep, m, total, acc, scale, cap, FMT: tl.constexpr,
+    D: tl.constexpr, HD: tl.constexpr, P: tl.constexpr, CAP: tl.constexpr, RAGGED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
+    """One step read by pointers; RAGGED: only tokens that are ``ok`` may be used, MASKED: ``keep``
+    applies."""
     sk = peak
     sv = peak
     if FMT == "fp8":
-        kt = row_tile(k, rows, ok, D, HD, MASKED).to(tl.float16)
+        kt = row_tile(k, rows, ok, D, HD, RAGGED).to(tl.float16)
         vt = column_tile(v, runs, D, P).to(tl.float16)
-        if MASKED:  # wide loads also fetch what no token owns
+        if RAGGED:  # wide loads also fetch what no token owns
             vt = tl.where(ok[:, None], vt, 0.0)
     elif FMT == "int8":
-        kt = int8_values(row_tile(k, rows, ok, D, HD, MASKED))
-        vt = int8_words(row_tile(v, rows, ok, D // 4, HD // 4, MASKED))
+        kt = int8_values(row_tile(k, rows, ok, D, HD, RAGGED))
+        vt = int8_words(row_tile(v, rows, ok, D // 4, HD // 4, RAGGED))
     else:
-        kt = row_tile(k, rows, ok, D, HD, MASKED)
-        vt = row_tile(v, rows, ok, D, HD, MASKED)
+        kt = row_tile(k, rows, ok, D, HD, RAGGED)
+        vt = row_tile(v, rows, ok, D, HD, RAGGED)
     if FMT != "plain":
         sk = token_scales(ks, rows, ok)
         sv = token_scales(vs, rows, ok)
-    return _step(q, peak, kt, vt, sk, sv, ok, m, total, acc, scale, cap, FMT, CAP, MASKED)
+    return attend_tile(q, peak, kt, vt, sk, sv, keep, m, total, acc, scale, cap, FMT, CAP, MASKED)
 
 
 @triton.jit
-def _by_tma(
-    q, peak, k_tma, v_tma, ks, vs, block, offset, m, total, acc, scale, cap, FMT: tl.constexpr,
-    D: tl.constexpr, P: tl.constexpr, BN: tl.constexpr, CAP: tl.constexpr,
+def by_tma(
+    q, peak, k_tma, v_tma, ks, vs, block, offset, keep, m, total, acc, scale, cap, FMT: tl.constexpr,
+    D: tl.constexpr, P: tl.constexpr, BN: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
+    """One whole tile read by the copy engine from ``offset`` on of page and head ``block``."""
     sk = peak
     sv = peak
     row = block * P + offset
@@ -89,7 +94,7 @@ def _by_tma(
         at = row.to(tl.int64) + tl.arange(0, BN)
         sk = tl.load(ks + at).to(tl.float32)
         sv = tl.load(vs + at).to(tl.float32)
-    return _step(q, peak, kt, vt, sk, sv, peak > 0.0, m, total, acc, scale, cap, FMT, CAP, False)
+    return attend_tile(q, peak, kt, vt, sk, sv, keep, m, total, acc, scale, cap, FMT, CAP, MASKED)
 
 
 @triton.jit
@@ -124,67 +129,35 @@ def paged_rows_kernel(
             ok = (t >= low) & (t < end)
             rows = page_rows(table, t, ok, head, KVH, P)
             runs = page_rows(table, start + first, first >= 0, head, KVH, P)
-            m, total, acc = _by_pointer(
-                qt, peak, k, v, ks, vs, rows, runs, ok, m, total, acc, scale, cap, FMT, D, HD, P, CAP, True
-            )
+            m, total, acc = by_pointer(
+                qt, peak, k, v, ks, vs, rows, runs, ok, ok[None, :], m, total, acc, scale, cap, FMT,
+                D, HD, P, CAP, True, True,
+            )  # fmt: skip
     whole = cursor + tl.maximum(end - cursor, 0) // BN * BN
     for start in tl.range(cursor, whole, BN):
         if TMA:
             block = tl.load(table + start // P) * KVH + head
-            m, total, acc = _by_tma(
-                qt,
-                peak,
-                k_tma,
-                v_tma,
-                ks,
-                vs,
-                block,
-                start % P,
-                m,
-                total,
-                acc,
-                scale,
-                cap,
-                FMT,
-                D,
-                P,
-                BN,
-                CAP,
-            )
+            m, total, acc = by_tma(
+                qt, peak, k_tma, v_tma, ks, vs, block, start % P, peak, m, total, acc, scale, cap, FMT,
+                D, P, BN, CAP, False,
+            )  # fmt: skip
         else:
             t = start + lane
             rows = page_rows(table, t, t >= 0, head, KVH, P)
             runs = page_rows(table, start + firsts, firsts >= 0, head, KVH, P)
-            m, total, acc = _by_pointer(
-                qt,
-                peak,
-                k,
-                v,
-                ks,
-                vs,
-                rows,
-                runs,
-                t >= 0,
-                m,
-                total,
-                acc,
-                scale,
-                cap,
-                FMT,
-                D,
-                HD,
-                P,
-                CAP,
-                False,
-            )
+            m, total, acc = by_pointer(
+                qt, peak, k, v, ks, vs, rows, runs, t >= 0, peak, m, total, acc, scale, cap, FMT,
+                D, HD, P, CAP, False, False,
+            )  # fmt: skip
     for start in tl.range(whole, end, BT):
         t = start + few
         ok = t < end
         rows = page_rows(table, t, ok, head, KVH, P)
         runs = page_rows(table, start + first, first >= 0, head, KVH, P)
-        m, total, acc = _by_pointer(
-            qt, peak, k, v, ks, vs, rows, runs, ok, m, total, acc, scale, cap, FMT, D, HD, P, CAP, True
-        )
+        m, total, acc = by_pointer(
+            qt, peak, k, v, ks, vs, rows, runs, ok, ok[None, :], m, total, acc, scale, cap, FMT,
+            D, HD, P, CAP, True, True,
+        )  # fmt: skip
     at = ((b * KVH + head).to(tl.int64) * G + tl.arange(0, BM)) * tl.num_programs(2) + split
     o = acc / store_lse(lse, m, total, at, G, BM)[:, None]
     if FMT != "plain":

@@ -2,8 +2,8 @@
 
 State of a block of BM query rows: ``peak`` the running maximum and ``total`` the running sum, both fp32 [BM],
 and ``acc`` fp32 [BM, HD]. Scores are kept in units of log2 (Milakov & Gimelshein, arXiv 1805.02867; Dao et
-al., arXiv 2205.14135, algorithm 1). Masked scores get the finite ``FLOOR`` and probability 0, so a row that sees
-nothing never meets inf - inf; it ends with output 0 and log-sum-exp -inf.
+al., arXiv 2205.14135, algorithm 1). Masked scores get the finite ``FLOOR`` and probability 0, so a row that
+sees nothing never meets inf - inf; it ends with output 0 and log-sum-exp -inf.
 """
 
 from __future__ import annotations

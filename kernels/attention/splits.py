@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 #: Multiprocessors and L2 bytes of an H200, used where there is no device to ask.
 H200_SMS = 132
 _L2_BYTES = 50 * 2**20
@@ -34,6 +36,13 @@ def split_count(
     efficiency = {n: waves[n] / math.ceil(waves[n]) for n in counts}
     best = max(efficiency.values())
     return next(n for n in counts if efficiency[n] >= 0.85 * best)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU, those of an H200 elsewhere: a CPU then plans what a GPU would."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return H200_SMS
 
 
 def chunk_tokens(longest: int, splits: int, unit: int) -> int:
