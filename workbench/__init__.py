@@ -1,13 +1,18 @@
 """Inference Workbench: LLM inference techniques as an engine small enough to read.
 
 ``Session`` runs recipes on a model, ``Recipe`` says which techniques are on, ``catalog`` lists them,
-``compare`` puts two runs side by side. Everything heavy is imported when it is first used.
+``compare`` puts two runs side by side. Everything heavy is imported when it is first used; before that, how
+OpenMP's threads wait is set for a machine that is shared (:mod:`workbench.spec.openmp`).
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from workbench.spec import openmp as _openmp
+
+_openmp.wait_briefly()
 
 if TYPE_CHECKING:
     from workbench.core import catalog

@@ -32,6 +32,7 @@ _RUN: TypeAdapter[Run] = TypeAdapter(Run)
 def bench_environment(threads: int | None = None) -> dict[str, str]:
     """This process's environment with the settings of the bench profile."""
     out = {**os.environ, **BENCH_VARIABLES}
+    out.pop("GOMP_SPINCOUNT", None)  # it would overrule the policy
     if threads is not None:
         out |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return out

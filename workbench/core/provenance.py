@@ -16,7 +16,7 @@ import torch
 from workbench.spec.run import Metric, Provenance
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton", "jupyterlab")
-_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GLIBC_TUNABLES", "MKL_NUM_THREADS")
+_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "GLIBC_TUNABLES", "MKL_NUM_THREADS")
 
 
 def provenance(device: str, profile: str) -> Provenance:
