@@ -19,11 +19,11 @@ from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 from workbench.kernels.attention.fa3_kernel import fa3_fwd_kernel
-from workbench.kernels.attention.fa3_schedule import work_list
 from workbench.kernels.attention.problem import Attended, Problem, checked, reference
 from workbench.kernels.attention.tma_matrix import descriptor, matrix
+from workbench.kernels.attention.work import cost, work_list
 from workbench.kernels.emulator import Emulator
-from workbench.kernels.spec import Bound, Build, Cost, Kernel
+from workbench.kernels.spec import Bound, Build, Kernel
 from workbench.spec.errors import UnsupportedInput
 
 __all__ = ["BUILDS", "KERNEL", "fa3_fwd", "reference"]
@@ -64,7 +64,7 @@ def fa3_fwd(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
     width = 0 if table is None else table.shape[1]
-    work = work_list(q_lens, kv_lens, causal=causal, window=window, bn=bn, pages_per_sequence=width)
+    work = work_list(q_lens, kv_lens, causal=causal, window=window, bm=128, bn=bn, width=width)
     if int(work[:, 1].sum()) < q.shape[0]:
         out.zero_()
         lse.fill_(float("-inf"))
@@ -142,33 +142,6 @@ def run(kernel: Any, arguments: dict[str, Any], device: torch.device, emulator: 
     blocks = min(torch.cuda.get_device_properties(device).multi_processor_count, arguments["n_tiles"])
     kernel[(blocks,)](**arguments, num_warps=4)
     return "gluon"
-
-
-def visible_pairs(q_lens: Sequence[int], kv_lens: Sequence[int], causal: bool, window: int = 0) -> int:
-    """Number of (query, key) pairs that a mask leaves, per head."""
-    total = 0
-    for q_len, kv_len in zip(q_lens, kv_lens, strict=True):
-        position = torch.arange(q_len, dtype=torch.int64) + kv_len - q_len
-        last = (position + 1).clamp(0, kv_len) if causal else torch.full_like(position, kv_len)
-        first = (position - window + 1).clamp(min=0) if window else torch.zeros_like(position)
-        total += int((last - first).clamp(min=0).sum())
-    return total
-
-
-def cost(
-    q_lens: Sequence[int],
-    kv_lens: Sequence[int],
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    causal: bool = True,
-    window: int = 0,
-    itemsize: int = 2,
-) -> Cost:
-    """4 D FLOPs per visible pair and head; Q, K, V read once, out (2 bytes) and LSE (4) written once."""
-    rows, keys = sum(q_lens), sum(kv_lens)
-    moved = itemsize * dim * (rows * heads + 2 * keys * kv_heads) + (2 * dim + 4) * rows * heads
-    return Cost(4 * dim * heads * visible_pairs(q_lens, kv_lens, causal, window), moved)
 
 
 def signature(dim: int, bn: int, dtype: str) -> dict[str, str]:

@@ -70,7 +70,7 @@ def clean_tail(v_tile, valid, BN: gl.constexpr, HD: gl.constexpr):
 @gluon.jit
 def finish(o, m, total, factor, row_o: gl.constexpr):
     """Normalised output and LSE (natural log) of a block of rows."""
-    seen = total > 0.0
+    seen = total != 0.0  # NaN counts as seen: it must reach the result
     total = gl.where(seen, total, 1.0)
     lse = gl.where(seen, m * (factor * LN_2) + gl.log2(total) * LN_2, float("-inf"))
     o = o * gl.convert_layout(gl.where(seen, 1.0 / total, 0.0), row_o)[:, None]

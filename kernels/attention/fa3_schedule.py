@@ -1,58 +1,17 @@
 """Which tile of queries a block works on, in which order, and how K and V tiles reach shared memory.
 
-The host writes a work list: one row of int32 per 128 queries of one sequence, longest first. A persistent
-grid walks heads x rows in snake order (every second wave backwards): causal work evens out without atomics.
-KV tiles of an item go from the last to the first: the ragged and the diagonal tile come first, and FP8
-probabilities cannot underflow behind an attention sink that appears late (arXiv 2606.06521).
+A persistent grid walks heads x rows of the work list (see ``work``) in snake order, every second wave
+backwards: causal work evens out without atomics. KV tiles of an item go from the last to the first: the
+ragged and the diagonal tile come first, and FP8 probabilities cannot underflow behind an attention sink that
+appears late (arXiv 2606.06521).
 The producer is one warp that only issues TMA copies; ``kernels.attention.fa3_fwd`` explains the barriers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-
-#: Columns of the work list: first query row, valid rows, position of the first query among the keys, first
-#: KV row (or first entry of the flattened page table), keys, first and past-the-last KV tile, unused.
-FIELDS = 8
-BM = 128
-
-
-def work_list(
-    q_lens: Sequence[int],
-    kv_lens: Sequence[int],
-    *,
-    causal: bool,
-    window: int,
-    bn: int,
-    pages_per_sequence: int = 0,
-) -> Tensor:
-    """Work items int32 [n, 8]; rows that see no key at all get none.
-
-    ``window`` is the number of keys a query sees, itself included (0: all). ``pages_per_sequence`` is the
-    width of the page table; 0 means that K and V are packed one sequence after the other.
-    """
-    items, q_row, kv_row = [], 0, 0
-    for sequence, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
-        first = torch.arange(0, q_len, BM)
-        rows = (q_len - first).clamp(max=BM)
-        position = kv_len - q_len + first
-        last = (position + rows).clamp(max=kv_len) if causal else torch.full_like(first, kv_len)
-        hi = torch.div(last + bn - 1, bn, rounding_mode="floor")
-        lo = torch.div((position - window + 1).clamp(min=0), bn, rounding_mode="floor") if window else 0 * hi
-        base = sequence * pages_per_sequence if pages_per_sequence else kv_row
-        fixed = [torch.full_like(first, value) for value in (base, kv_len)]
-        found = torch.stack([q_row + first, rows, position, *fixed, lo, hi, 0 * hi], 1)
-        items.append(found[hi > lo])
-        q_row, kv_row = q_row + q_len, kv_row + kv_len
-    work = torch.cat(items) if items else torch.zeros(0, FIELDS, dtype=torch.int64)
-    longest_first = torch.argsort(work[:, 6] - work[:, 5], descending=True, stable=True)
-    return work[longest_first].to(torch.int32)
 
 
 @gluon.jit

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from workbench.kernels.attention import fa3_kernel, fa3_parts, fa3_schedule
-from workbench.kernels.attention.fa3_fwd import BUILDS, KERNEL, cost, fa3_fwd, visible_pairs
-from workbench.kernels.attention.fa3_schedule import work_list
+from workbench.kernels.attention.fa3_fwd import BUILDS, KERNEL, fa3_fwd
 from workbench.kernels.attention.problem import Attended, checked, reference
+from workbench.kernels.attention.work import cost, visible_pairs, work_list
 from workbench.kernels.emulator import SCHEDULES, Deadlock, Emulator, EmulatorError, Race
 from workbench.spec.errors import UnsupportedInput
 
@@ -179,7 +179,7 @@ def test_sizes_outside_the_table_are_refused() -> None:
 
 
 def test_every_query_is_worked_on_once_longest_first() -> None:
-    work = work_list([300, 1, 0, 50], [300, 200, 9, 20], causal=True, window=100, bn=128)
+    work = work_list([300, 1, 0, 50], [300, 200, 9, 20], causal=True, window=100, bm=128, bn=128)
     assert sorted(work[:, 0].tolist()) == [0, 128, 256, 300, 301]
     assert int(work[:, 1].sum()) == 351
     tiles = (work[:, 6] - work[:, 5]).tolist()
