@@ -1,0 +1,25 @@
+"""Views of kernels: what a tile walk keeps, what may overlap, what FP8 costs, what the machine code holds.
+
+Each module answers one question with data classes that hold the numbers, ``figure`` and ``table``. Numbers
+come from the model, the emulator, torch or the compiler at the moment of asking; a tag says which.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_WHERE = {
+    "attention_row": "attention_row",
+    "tile_walk": "tile_walk",
+}
+
+
+
+def __getattr__(name: str) -> Any:
+    """The function a view starts with, imported when it is first used."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
