@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from workbench.spec.errors import OptionError
-from workbench.widgets.kernel_views.attention_row import Row, attention_row
-from workbench.widgets.kernel_views.tile_walk import TileWalk, tile_walk
+from workbench.widgets.kernel_views.row import Row, attention_row
+from workbench.widgets.kernel_views.tile_walk import TileWalk, walk_row
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def row() -> Row:
 
 @pytest.fixture(scope="module")
 def walked(row: Row) -> TileWalk:
-    return tile_walk(row, 16)
+    return walk_row(row, 16)
 
 
 def test_the_row_is_what_the_model_computes_with(row: Row) -> None:
@@ -52,7 +52,7 @@ def test_the_row_is_what_the_model_computes_with(row: Row) -> None:
 
 @pytest.mark.parametrize("last_first", [True, False])
 def test_the_last_state_is_softmax_attention_in_float64(row: Row, last_first: bool) -> None:
-    found = tile_walk(row, 16, last_first=last_first)
+    found = walk_row(row, 16, last_first=last_first)
     exact = torch.softmax(row.k.double() @ row.q.double(), 0) @ row.v.double()
     torch.testing.assert_close(found.steps[-1].normalised, exact, rtol=1e-12, atol=1e-14)
     assert found.distance(len(found.steps) - 1) < 1e-12 < found.distance(0)

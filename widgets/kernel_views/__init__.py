@@ -1,7 +1,8 @@
 """Views of kernels: what a tile walk keeps, what may overlap, what FP8 costs, what the machine code holds.
 
-Each module answers one question with data classes that hold the numbers, ``figure`` and ``table``. Numbers
-come from the model, the emulator, torch or the compiler at the moment of asking; a tag says which.
+Each module answers one question: a function finds the numbers, and what it returns has ``figure`` and
+``table``. Numbers come from the model, the emulator, torch or the compiler at the moment of asking; a tag
+says which.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import importlib
 from typing import Any
 
 _WHERE = {
-    "attention_row": "attention_row",
-    "tile_walk": "tile_walk",
+    "attention_row": "row",
+    "walk_row": "tile_walk",
 }
 
+__all__ = ["attention_row", "walk_row"]
 
 
 def __getattr__(name: str) -> Any:

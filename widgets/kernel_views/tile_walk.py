@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workbench.kernels.attention.tile_walk import LOG2_E, TileStep, scores, walk
 from workbench.widgets import figures
-from workbench.widgets.kernel_views.attention_row import Row
+from workbench.widgets.kernel_views.row import Row
 from workbench.widgets.palette import INKS, B, Theme
 from workbench.widgets.table import Table
 
@@ -157,7 +157,7 @@ class TileWalk:
             out.update_yaxes(**styled, automargin=True, title={"text": y}, row=row, col=1)
 
 
-def tile_walk(row: Row, tile: int = 32, *, last_first: bool = True) -> TileWalk:
+def walk_row(row: Row, tile: int = 32, *, last_first: bool = True) -> TileWalk:
     """Walk a row; the last tile first, as the kernel does, or the first tile first."""
     steps = walk(row.q, row.k, row.v, tile, last_first=last_first)
     s = scores(row.q, row.k)
