@@ -1,0 +1,1 @@
+"""Mixture-of-experts kernels: tokens sorted by expert into padded blocks, and the products over them."""
