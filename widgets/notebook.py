@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.spec.errors import OptionError
+from workbench.models.names import DEFAULT_MODEL, SHIPPED_MODEL
+from workbench.models.registry import resolve
+from workbench.spec.errors import ModelError, OptionError
 
 _TYPES: dict[str, type] = {"model": str, "device": str, "seed": int, "budget_s": float, "profile": str}
 _PROFILES = ("interactive", "bench", "smoke")
@@ -24,9 +26,10 @@ _INJECTED = "# Parameters"  # first line of the cell that papermill inserts
 class Parameters:
     """What every notebook takes.
 
-    ``model``: a name of the registry or a folder. ``device``: cpu or cuda. ``seed``: of sampling and prompts.
-    ``budget_s``: seconds the slow parts may take. ``profile``: *interactive*; *bench*; *smoke* runs
-    everything once, as short as it goes.
+    ``model``: a name of the registry or a folder; empty takes the default model where it has been fetched,
+    else the shipped one. ``device``: cpu or cuda. ``seed``: of sampling and prompts. ``budget_s``: seconds
+    the slow parts may take. ``profile``: *interactive*; *bench*; *smoke* runs everything once, as short as it
+    goes.
     """
 
     model: str
@@ -34,6 +37,7 @@ class Parameters:
     seed: int
     budget_s: float
     profile: str
+    note: str = ""  # why the model is another one than somebody might expect
 
     @property
     def smoke(self) -> bool:
@@ -51,7 +55,8 @@ class Parameters:
 
     def __str__(self) -> str:
         where = f"model={self.model} device={self.device} seed={self.seed}"
-        return f"{where} budget_s={self.budget_s:g} profile={self.profile}"
+        line = f"{where} budget_s={self.budget_s:g} profile={self.profile}"
+        return f"{line}\n{self.note}" if self.note else line
 
 
 def parameters(namespace: Mapping[str, Any]) -> Parameters:
@@ -76,7 +81,18 @@ def parameters(namespace: Mapping[str, Any]) -> Parameters:
         )
     if values["seed"] < 0 or values["budget_s"] <= 0:
         raise OptionError("seed must be at least 0 and budget_s above 0.")
+    if not values["model"]:
+        values["model"], values["note"] = _model_here()
     return Parameters(**values)
+
+
+def _model_here() -> tuple[str, str]:
+    """The default model where it has been fetched; else the shipped one, and how to get the other."""
+    try:
+        resolve(DEFAULT_MODEL)
+    except ModelError as error:
+        return SHIPPED_MODEL, f"{error.message} {error.hint}"
+    return DEFAULT_MODEL, ""
 
 
 def injected(cells: Iterable[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
+from workbench.models.convert import NOTE, VERSION
 from workbench.spec.errors import OptionError
 from workbench.widgets.notebook import injected, parameters
 
@@ -156,3 +157,18 @@ def test_nbw_06_bad_values_are_refused(name: str, value: Any) -> None:
 def test_nbw_06_a_missing_parameter_is_refused() -> None:
     with pytest.raises(OptionError, match="parameters cell"):
         parameters({k: v for k, v in GOOD.items() if k != "seed"})
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_without_a_name_the_model_is_the_real_one_where_it_is_there(
+    fetched: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    if fetched:
+        folder = tmp_path / "models" / "smollm2-135m"
+        folder.mkdir(parents=True)
+        (folder / NOTE).write_text(json.dumps({"version": VERSION}))
+    found = parameters({**GOOD, "model": ""})
+    assert found.model == ("smollm2-135m" if fetched else "tiny")
+    assert ("workbench fetch smollm2-135m" in str(found)) is not fetched
+    assert parameters({**GOOD, "model": "tiny"}).model == "tiny"

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from workbench.models.names import DEFAULT_MODEL as DEFAULT_MODEL
 from workbench.spec.errors import RecipeError
 from workbench.spec.plan import EngineLimits, check_threads
 from workbench.spec.recipe import MAX_RECIPE_BYTES, Recipe, Use
@@ -83,7 +84,6 @@ MaxContext = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of sampling.")]
 
-DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_POOL = EngineLimits().kv_pool_tokens
 
 
