@@ -49,7 +49,7 @@ DIMENSIONS: dict[str, tuple[Any, ...]] = {
     "family": ("llama", "qwen2", "qwen3", "gemma3"),
     "pages": (0, 16, 32, 64, 128),
     "chunk": (0, 1, 7, 64),
-    "reuse": ("cold", "warm", "evicted", "preempted"),
+    "reuse": ("cold", "warm", "radix", "evicted", "preempted"),
     "batch": (1, 5, 16),
     "draft": ("", "ngram", "chain", "tree"),
     "seeded": (False, True),
@@ -130,6 +130,8 @@ def recipe_of(case: Case) -> list[str]:
         uses.append(f"chunked_prefill:budget={case.chunk}")
     if case.reuse in ("warm", "evicted"):
         uses.append("prefix_cache")
+    if case.reuse == "radix":
+        uses.append("radix_cache")
     if case.draft:
         uses.append("ngram:k=4")
     if case.codec == "kivi":
@@ -237,7 +239,7 @@ def check(lab: ModuleType, scripted: ModuleType, case: Case, prompts: list[list[
         preempt_now_and_then(engine)
     got, ran = run(lab, engine, case, prompts, seeds)
     assert case.reuse != "preempted" or engine.forced >= 2
-    if case.reuse in ("warm", "evicted"):
+    if case.reuse in ("warm", "radix", "evicted"):
         assert got == expected
         got, ran = run(lab, engine, case, prompts, seeds)
     assert [[t for t, _ in o] for o in got] == [[t for t, _ in o] for o in expected]
@@ -270,7 +272,10 @@ def test_preemption_prefixes_chunks_and_drafts_really_happen(lab, scripted, fami
     base = Case(family=family, pages=16, batch=8)
     check(lab, scripted, base._replace(reuse="preempted"), prompts)  # counts them itself
     ran = check(lab, scripted, base._replace(reuse="warm"), prompts)
-    assert sum(ran.cached(f"r{i}") or 0 for i in range(8)) >= 64
+    pages = sum(ran.cached(f"r{i}") or 0 for i in range(8))
+    assert pages >= 64
+    ran = check(lab, scripted, base._replace(reuse="radix"), prompts)
+    assert sum(ran.cached(f"r{i}") or 0 for i in range(8)) > pages
     ran = check(lab, scripted, base._replace(chunk=7), prompts)
     assert max(s.rows for s in ran.steps) <= 7
     ran = check(lab, scripted, base, prompts)
@@ -315,15 +320,24 @@ def test_the_shipped_model_is_exact(lab, scripted, case):
     check(lab, scripted, case, prompts_for(lab, 5))
 
 
+FAMILIES = [*DIMENSIONS["family"], "tiny"]
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("family", [*DIMENSIONS["family"], "tiny"])
-def test_two_hundred_prompts_through_everything(lab, scripted, family):
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("case", [c for c in singles() if possible(c) and c.family == "llama"], ids=str)
+def test_two_hundred_prompts_with_each_thing_alone(lab, scripted, case, family):
+    check(lab, scripted, case._replace(family=family), prompts_for(lab, 200))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("part", range(20))
+def test_two_hundred_prompts_through_everything(lab, scripted, family, part):
     prompts = prompts_for(lab, 200)
-    rng = random.Random(family)
-    cases = [c for c in singles() if possible(c)]
-    names = list(DIMENSIONS)
-    cases += [Case(*(rng.choice(DIMENSIONS[n]) for n in names)) for _ in range(400)]
-    for case in cases:
-        if possible(case):
-            check(lab, scripted, case._replace(family=family), prompts)
+    rng = random.Random(f"{family}/{part}")
+    drawn = [Case(*(rng.choice(values) for values in DIMENSIONS.values())) for _ in range(20)]
+    for case in filter(possible, drawn):
+        check(lab, scripted, case._replace(family=family), prompts)

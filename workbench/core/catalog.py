@@ -22,6 +22,7 @@ from workbench.spec.technique import Option, Scalar, TechniqueSpec, make_config,
 MODULES: dict[str, str] = {
     "paged": "workbench.engine.techniques.paged",
     "prefix_cache": "workbench.engine.techniques.prefix_cache",
+    "radix_cache": "workbench.engine.techniques.radix_cache",
     "chunked_prefill": "workbench.engine.techniques.chunked_prefill",
     "reference": "workbench.attention.reference",
     "sdpa": "workbench.attention.sdpa",

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from workbench.engine.pages import PagePool
-from workbench.engine.prefix import PrefixIndex
+from workbench.engine.prefix import Index, Match
 from workbench.engine.sequence import Sequence
 from workbench.engine.store import PageStore
 
@@ -32,7 +32,7 @@ class KVCache:
         pages: int,
         page_size: int,
         namespace: bytes = b"",
-        index: PrefixIndex | None = None,
+        index: Index | None = None,
         reserve: int = 0,
     ) -> None:
         self.stores = list(stores)
@@ -50,23 +50,37 @@ class KVCache:
         """Pages that hold so many slots (a whole reservation when caches are contiguous)."""
         return -(-(max(slots, self.reserve) if self.reserve else slots) // self.page_size)
 
+    def match(self, seq: Sequence) -> Match:
+        """What the index has of a sequence, at least one token left out: its logits must be computed."""
+        if self.index is None or seq.params.prompt_logprobs is not None:
+            return Match([])
+        return self.index.match(seq.tokens, self._namespace(seq), len(seq.tokens) - 1)
+
     def admit(self, seq: Sequence, slots: int) -> bool:
-        """Give a sequence pages for ``slots`` slots, reusing cached ones; False if it must wait."""
-        hits = []
-        if self.index is not None and seq.params.prompt_logprobs is None:
-            hits = self.index.lookup(seq.tokens, self._namespace(seq), len(seq.tokens) - 1)
-        shared = [[e.pages[g] for e in hits] for g in range(len(self.pools))]
+        """Give a sequence pages for ``slots`` slots, reusing cached ones; False if it must wait.
+
+        A page of which only the head is wanted is copied: its rows behind are another prompt's.
+        """
+        full, partial, rows = self.match(seq)
+        if partial is not None and not all(store.copies_rows for store in self.stores):
+            partial, rows = None, 0
+        held = [*full, partial] if partial is not None else full
+        shared = [[e.pages[g] for e in held] for g in range(len(self.pools))]
         for pool, pages in zip(self.pools, shared, strict=True):
             pool.share(pages)
-        need = self.pages_for(slots) - len(hits)
-        fresh = self._allocate(need, contiguous=bool(self.reserve))
+        fresh = self._allocate(self.pages_for(slots) - len(full), contiguous=bool(self.reserve))
         if fresh is None:
             for pool, pages in zip(self.pools, shared, strict=True):
                 pool.release(pages)
             return False
+        if partial is not None:
+            for pool, store, pages, own in zip(self.pools, self.stores, shared, fresh, strict=True):
+                source = pages.pop()
+                store.copy(source, own[0], rows)
+                pool.release([source])
         seq.tables = [a + b for a, b in zip(shared, fresh, strict=True)]
-        seq.chain = list(hits)
-        seq.computed = len(hits) * self.page_size
+        seq.chain = list(full)
+        seq.computed = len(full) * self.page_size + rows
         if not seq.preemptions:  # a resumed sequence finds its own pages again: those saved nothing
             seq.cached_tokens = seq.computed
         return True

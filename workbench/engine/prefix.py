@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 Digest = Callable[[bytes, tuple[int, ...]], bytes]
 
@@ -21,6 +22,44 @@ def chain_digest(parent: bytes, tokens: tuple[int, ...]) -> bytes:
     h = hashlib.blake2b(parent, digest_size=16)
     h.update(b"".join(t.to_bytes(4, "little") for t in tokens))
     return h.digest()
+
+
+class Published(Protocol):
+    """A page that an index can find: one page id per KV group."""
+
+    pages: tuple[int, ...]
+
+
+class Match(NamedTuple):
+    """What an index has of a prompt: leading full pages, then the first ``rows`` rows of ``partial``."""
+
+    full: Sequence[Published]
+    partial: Published | None = None
+    rows: int = 0
+
+
+class Index(Protocol):
+    """Which published pages begin a prompt. ``longest_first``: waiting requests with more of it go first."""
+
+    longest_first: bool
+
+    def match(self, tokens: Sequence[int], namespace: bytes, limit: int) -> Match:
+        """The longest known beginning of ``tokens``, at most ``limit`` tokens of it."""
+        ...
+
+    def publish(
+        self, parent: Any, tokens: tuple[int, ...], namespace: bytes, pages: tuple[int, ...]
+    ) -> tuple[Published, bool]:
+        """Make a full page findable; returns its entry and whether ``pages`` are the ones it names."""
+        ...
+
+    def drop_page(self, group: int, page: int) -> Published | None:
+        """Forget the entry that names ``page`` of KV group ``group``."""
+        ...
+
+    def clear(self) -> None:
+        """Forget every entry."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +76,8 @@ class Entry:
 class PrefixIndex:
     """Finds the longest chain of published pages that starts a prompt."""
 
+    longest_first = False
+
     def __init__(self, page_size: int, digest: Digest = chain_digest) -> None:
         self.page_size = page_size
         self._digest = digest
@@ -45,6 +86,10 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return sum(len(v) for v in self._by_digest.values())
+
+    def match(self, tokens: Sequence[int], namespace: bytes, limit: int) -> Match:
+        """Full pages only: a digest says nothing of a part of a page."""
+        return Match(self.lookup(tokens, namespace, limit))
 
     def lookup(self, tokens: Sequence[int], namespace: bytes, limit: int) -> list[Entry]:
         """Entries of the leading full pages, at most ``limit`` tokens of them; the first gap ends it."""

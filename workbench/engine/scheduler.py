@@ -3,8 +3,10 @@
 The rules, in order:
 1. Running decodes first (one token each, plus room for a draft), so that a decode gets a token in
    every step whatever arrives (Sarathi-Serve, arXiv 2403.02310, stall-free batching).
-2. Then prompts in flight, then waiting ones, first come first served and never overtaken, while the
-   token budget lasts. Without a budget a prompt runs in one piece.
+2. Then prompts in flight, then waiting ones while the token budget lasts; without a budget a prompt runs
+   in one piece. Waiting ones come first come first served and are never overtaken, unless the prefix index
+   asks for its longest match first (SGLang); then a request is overtaken ``PATIENCE`` times at most, and
+   one that was preempted never.
 3. A sequence is admitted only when pages for all its known tokens are free, so a prefill never
    starves half-way. Decodes that run out of pages preempt the youngest sequence, which is recomputed
    later; the oldest is never preempted, so every sequence finishes.
@@ -13,6 +15,7 @@ Blocks are cut at codec boundaries (law 3).
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +23,11 @@ from dataclasses import dataclass, field
 from workbench.engine.kv import KVCache
 from workbench.engine.seams import DraftTree
 from workbench.engine.sequence import Sequence
+
+PATIENCE = 16
+"""How often a waiting request may be overtaken by later ones with more of their prompt cached."""
+WINDOW = 64
+"""Waiting requests that are compared; those behind them do not overtake."""
 
 
 @dataclass
@@ -69,12 +77,15 @@ class Scheduler:
         for seq in [s for s in self.running if s.pending > 1]:
             left -= self._prefill(seq, left, out)
         while self.waiting and left > 0:
-            seq = self.waiting[0]
+            seq = self._next()
             if self._places + 1 + len(seq.siblings) > self.max_sequences:
                 break
             if not self.kv.admit(seq, len(seq.tokens)):
                 break
-            self.waiting.popleft()
+            place = self.waiting.index(seq)
+            for passed in itertools.islice(self.waiting, place):
+                passed.overtaken += 1
+            del self.waiting[place]
             seq.state = "running"
             self.running.append(seq)
             self.running.sort(key=_arrival)
@@ -119,6 +130,21 @@ class Scheduler:
         elif seq.state == "waiting" and seq in self.waiting:
             self.waiting.remove(seq)
         seq.state = "finished"
+
+    def _next(self) -> Sequence:
+        """The waiting request whose turn it is."""
+        first = self.waiting[0]
+        index = self.kv.index
+        if index is None or not index.longest_first or len(self.waiting) == 1:
+            return first
+        if first.preemptions or first.overtaken >= PATIENCE:
+            return first
+
+        def cached(seq: Sequence) -> int:
+            match = self.kv.match(seq)
+            return len(match.full) * self.kv.page_size + match.rows
+
+        return max(itertools.islice(self.waiting, WINDOW), key=cached)  # the earliest of equals
 
     @property
     def _places(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workbench.engine.params import SamplingParams
-from workbench.engine.prefix import Entry
+from workbench.engine.prefix import Published
 from workbench.engine.seams import LogitsMask
 from workbench.engine.stops import StopMatcher
 from workbench.engine.text import TextStream
@@ -44,7 +44,7 @@ class Sequence:
     computed: int = 0
     cached_tokens: int = 0
     tables: list[list[int]] = field(default_factory=list)  # page ids per KV group
-    chain: list[Entry] = field(default_factory=list)  # published prefix entries, one per full page
+    chain: list[Published] = field(default_factory=list)  # published prefix entries, one per full page
     state: Literal["waiting", "running", "finished"] = "waiting"
     finish: FinishReason | None = None
     stream: TextStream | None = None
@@ -53,6 +53,7 @@ class Sequence:
     prompt_logprobs: dict[int, tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=dict)
     siblings: list[Sequence] = field(default_factory=list)  # samples to fork when the prompt is computed
     preemptions: int = 0
+    overtaken: int = 0  # later requests admitted before it
     text: str = ""
 
     @property

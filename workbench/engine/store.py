@@ -82,8 +82,16 @@ class PageStore:
             self.codec.encode(planes, where, hot["k"][rows], hot["v"][rows])
         self.release(pages)
 
-    def copy(self, source: int, target: int) -> None:
-        """Copy-on-write: give ``target`` the content of ``source``, open or coded."""
+    @property
+    def copies_rows(self) -> bool:
+        """Whether the head of a page means something without its tail: not where pages are coded whole."""
+        return self.codec.grain == "token"
+
+    def copy(self, source: int, target: int, rows: int | None = None) -> None:
+        """Copy-on-write: give ``target`` the content of ``source``, open or coded.
+
+        With ``rows`` only the first so many are valid in ``target``; needs :attr:`copies_rows`.
+        """
         if source in self._fresh:
             self.reset([target])
         elif source in self._open_of:
@@ -98,6 +106,8 @@ class PageStore:
             self.release([target])  # what it holds now is coded
         table = self.positions.view(-1, self.geometry.page_size)
         table[target] = table[source]
+        if rows is not None:
+            table[target, rows:] = -1
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Move rows between slots (int64 [n] each) in every layer; used to compact an accepted tree path."""
