@@ -253,7 +253,7 @@ class Warpgroup:
             start = acc.read(product.number - 1) if isinstance(acc, Product) else acc
             product.result = Tile(total + start.data if use_acc else total)
 
-        self._machine.product(retire)
+        self._machine.product(retire, f"{b.root.name}[{b.slot}]")
         return product if is_async else self.wait(0, [product])
 
     def wait(self, num_outstanding: int = 0, deps: Sequence[Any] = ()) -> Any:

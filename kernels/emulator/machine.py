@@ -107,16 +107,16 @@ class Machine:
         if self.schedule.copies == "early":
             self._land()
 
-    def product(self, retire: Callable[[], None]) -> None:
-        """Start a warpgroup product of the current partition; they retire in order."""
+    def product(self, retire: Callable[[], None], what: str = "") -> None:
+        """Start a warpgroup product of the current partition, with ``what``; they retire in order."""
         me = self.current
         me.issued += 1
         number = me.issued
-        self.note("issues", number=number)
+        self.note("issues", what, number)
 
         def retired() -> None:
             retire()
-            self.note("retired", number=number, by=me)
+            self.note("retired", what, number, by=me)
 
         me.products.append(retired)
         if self.schedule.products == "early":

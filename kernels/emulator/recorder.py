@@ -20,9 +20,9 @@ Kind = Literal[
 class Event:
     """One event. ``order``: place among the events of its block; ``partition``: index of who did it.
 
-    ``what`` is the barrier (``k_full[1]``) or the target of a copy; ``number`` is the product's number
-    within its partition, or for *awaits* how many products are certainly over, or for *exp2* how many
-    exponentials. The partition is -1 outside of partitions.
+    ``what`` is the barrier (``k_full[1]``), the target of a copy, or what a product multiplies with.
+    ``number`` is the product's number within its partition, or for *awaits* how many products are certainly
+    over, or for *exp2* how many exponentials. The partition is -1 outside of partitions.
     """
 
     order: int
@@ -35,11 +35,15 @@ class Event:
 
 @dataclass(frozen=True)
 class Flight:
-    """A product between two events: ``start`` its issue, ``end`` the wait that made sure it was over."""
+    """A product between two events: ``start`` its issue, ``end`` the wait that made sure it was over.
+
+    ``what``: the shared memory of its second operand (``k_smem[0]``).
+    """
 
     block: int
     partition: int
     number: int
+    what: str
     start: int
     end: int
 
@@ -74,4 +78,4 @@ class Recorder:
                     if e.partition == issued.partition and e.kind == "awaits" and e.number >= issued.number
                 )
                 end = next(ends, events[-1].order)
-                yield Flight(issued.block, issued.partition, issued.number, issued.order, end)
+                yield Flight(issued.block, issued.partition, issued.number, issued.what, issued.order, end)

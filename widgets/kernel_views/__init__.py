@@ -12,10 +12,11 @@ from typing import Any
 
 _WHERE = {
     "attention_row": "row",
+    "record_overlap": "overlap",
     "walk_row": "tile_walk",
 }
 
-__all__ = ["attention_row", "walk_row"]
+__all__ = ["attention_row", "record_overlap", "walk_row"]
 
 
 def __getattr__(name: str) -> Any:
