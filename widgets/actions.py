@@ -30,17 +30,19 @@ class Actions(Shown):
     def open(self, model: str = "", *, device: str = "", dtype: str = "") -> Opening:
         """Go on with another model, device or number format; recipe, prompt and sampling stay.
 
-        Returns at once with the :class:`Opening`; the session before is replaced, and closed if the panel
-        opened it, once the new one has its weights. A run in flight starts again on it. Raises
-        :class:`ModelNotFound` for a model that is not on this machine; other errors end the opening and stay
-        on screen.
+        Returns at once with the :class:`Opening`; the session before is replaced once the new one has its
+        weights. If the panel opened it, it frees its memory before that, and is closed afterwards. A run in
+        flight starts again on the new one. Raises :class:`ModelNotFound` for a model that is not on this
+        machine; other errors end the opening and stay on screen.
         """
         plan = self.session.plan
         wanted = {"model": model or plan.model, "device": device or plan.device, "dtype": dtype or plan.dtype}
         resolve(wanted["model"])
         options = {"numerics": plan.numerics, **self._options}
         options |= {"device": wanted["device"], "dtype": wanted["dtype"]}
-        return self._controller.open(lambda: Session(wanted["model"], self.recipe, **options), wanted)
+        return self._controller.open(
+            lambda: Session(wanted["model"], self.recipe, load=False, **options), wanted
+        )
 
     def use_prompt(self, name: str) -> None:
         """Take a shipped prompt, by its name in ``prompts.examples()``. Raises :class:`OptionError`."""

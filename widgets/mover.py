@@ -1,6 +1,7 @@
 """A controller that can change its session: another model, device or number format under the same panel.
 
-The session before keeps running until the new one has its weights; recipe, prompt, sampling and history stay.
+The session before gives its memory to the new one, if it is the panel's own; recipe, prompt, sampling and
+history stay.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from workbench.widgets.controller import Controller
 from workbench.widgets.opening import Opening
 from workbench.widgets.problem import Problem
 
+ROOM_S = 30.0  # seconds to wait for memory at most; what still holds it then, as somebody's task, keeps it
+
 
 class Mover(Controller):
     """A :class:`Controller` with :meth:`open`."""
@@ -22,14 +25,25 @@ class Mover(Controller):
         """Replace the session by the one ``make`` builds; a run in flight starts again on it."""
         label = " · ".join(wanted.values())
         with self.lock:
-            if self.opening is not None:
-                self.opening.cancel()
+            before = self.opening
+            if before is not None:
+                before.cancel()
             self.problem, self.wanted = None, wanted
             self._leave_run()
-            opening = self.opening = Opening(label, make, self._opened, self._changed)
+            self.measuring.cancel()
+            room = partial(self._make_room, before, self.session if self.owns else None)
+            opening = self.opening = Opening(label, make, room, self._opened, self._changed)
             opening.start()
         self._changed()
         return opening
+
+    @staticmethod
+    def _make_room(before: Opening | None, session: Any) -> None:
+        """In the opening's thread: wait until an opening before it and the session in place hold nothing."""
+        if before is not None:
+            before.wait(ROOM_S)
+        if session is not None:
+            session.rest().wait(ROOM_S)
 
     def _opened(self, opening: Opening, session: Any, error: BaseException | None) -> None:
         """In the opening's thread: take the new session over, or stay where we are."""

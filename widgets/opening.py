@@ -1,7 +1,8 @@
 """Another model, device or number format: a new session, made in a thread of its own while the old one stays.
 
-The old session is given up only once the new one has its weights, so a model that is missing, too large or
-unfit for the recipe costs nothing but a message. For a moment both are in memory.
+Whether the model is there and fits the recipe is known before anything is loaded. Then the old session gives
+its memory back, so that two models are never in it, and is given up once the new one has its weights. If that
+fails or is stopped, the old session is still there: its next run loads its weights again.
 """
 
 from __future__ import annotations
@@ -20,14 +21,22 @@ Done = Callable[["Opening", Any, "BaseException | None"], None]
 class Opening:
     """A session on its way: wait for it, cancel it. ``state``: opening, done, cancelled or failed.
 
-    ``make`` builds the session; ``done(self, session, error)`` takes it over or, with no session, says why;
-    ``changed`` hears of progress. All three are called in the opening's thread.
+    ``make`` builds the session, not loaded yet; ``make_room`` frees the memory of the one before;
+    ``done(self, session, error)`` takes the new one over or, with no session, says why; ``changed`` hears of
+    progress. All are called in the opening's thread.
     """
 
-    def __init__(self, label: str, make: Callable[[], Any], done: Done, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        label: str,
+        make: Callable[[], Any],
+        make_room: Callable[[], None],
+        done: Done,
+        changed: Callable[[], None],
+    ) -> None:
         self.label, self.state, self.message = label, "opening", ""
         self.error: WorkbenchError | None = None
-        self._make, self._done, self._changed = make, done, changed
+        self._make, self._make_room, self._done, self._changed = make, make_room, done, changed
         self._ended, self._cancelled = threading.Event(), threading.Event()
         self._job: Any = None
         self._thread = threading.Thread(target=self._work, name="workbench-open", daemon=True)
@@ -71,6 +80,8 @@ class Opening:
         try:
             self._check()
             session = self._make()
+            self._check()
+            self._make_room()
             session.listen(self._hear)
             self._job = session.apply(session.recipe)  # a job of one's own: its progress can be heard
             self._check()

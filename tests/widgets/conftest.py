@@ -71,6 +71,7 @@ class FakeSession:
         self.apply_seconds = self.step_seconds = 0.0
         self.fail_apply: BaseException | None = None
         self.fail_step: Callable[[], None] | None = None
+        self.rested = 0
         self.applied: list[Recipe] = []
         self.started: list[tuple[Recipe, Any]] = []
         self._listeners: list[Callable[[Event], None]] = []
@@ -117,6 +118,12 @@ class FakeSession:
         with self._lock:
             self._requests.append(job)
             self._lock.notify_all()
+        return job
+
+    def rest(self) -> Job:
+        self.rested += 1
+        job = Job("task", "rest", self._emit)
+        job.finish()
         return job
 
     def close(self) -> None:

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from workbench.core.build import build_weights
+from workbench.core.quality import submit_quality
 from workbench.core.session import Session
-from workbench.spec.errors import Cancelled, ModelNotFound, OptionError, RecipeError, RecordError
+from workbench.spec.errors import (
+    Cancelled,
+    CapacityError,
+    ModelNotFound,
+    OptionError,
+    RecipeError,
+    RecordError,
+)
 from workbench.spec.recipe import Recipe
 from workbench.widgets import Panel, PanelState
+from workbench.widgets.measuring import settings_for
 from workbench.widgets.prompts import examples
 
 
@@ -205,3 +216,87 @@ def test_measuring_tells_progress_and_can_be_cancelled(tiny: Any, until: Any) ->
     panel.flush()
     assert panel._gui.live.status["measuring"] is None
     panel.close()
+
+
+# -- memory -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
+    """What to call, in turn, at the moment a weight set is about to be built; after the last one, nothing."""
+    calls: list[Callable[[], Any]] = []
+
+    def build(*args: Any, **kwargs: Any) -> Any:
+        if calls:
+            calls.pop(0)()
+        return build_weights(*args, **kwargs)
+
+    monkeypatch.setattr("workbench.core.state.build_weights", build)
+    return calls
+
+
+def test_the_session_before_gives_its_memory_back_before_the_next_one_loads(builds: Any) -> None:
+    with Panel("tiny", prompt="Once", chat=False, sampling={"max_tokens": 4}) as panel:
+        before = panel.session
+        panel.run().result(60)
+        engine = weakref.ref(before._state.engine)
+        assert before.memory()["weights"] > 0
+        held: list[Any] = []
+        builds.append(lambda: held.append((before.memory(), engine())))
+        panel.open(dtype="float32").result(60)
+        assert held == [({}, None)]
+        assert panel.session is not before
+        assert panel.run().result(60).dtype == "float32"
+
+
+@pytest.mark.parametrize("how", ["fails", "is stopped"])
+def test_an_opening_that_comes_to_nothing_leaves_a_session_that_goes_on(builds: Any, how: str) -> None:
+    with Panel("tiny", prompt="Once", chat=False, sampling={"max_tokens": 6}) as panel:
+        before = panel.session
+        said = panel.run().result(60).text
+        opening: list[Any] = []
+
+        def trouble() -> None:
+            if how == "fails":
+                raise CapacityError("no room", hint="close something")
+            panel.stop()
+
+        builds.append(trouble)
+        opening.append(panel.open(dtype="float32"))
+        with pytest.raises(CapacityError if how == "fails" else Cancelled):
+            opening[0].result(60)
+        assert panel.session is before
+        panel.set("paged")  # noted, and put in place by the next run
+        run = panel.run().result(60)
+        assert (run.text, run.dtype, run.recipe) == (said, "bfloat16", [{"id": "paged"}])
+        assert before.memory()["weights"] > 0
+
+
+def test_a_session_that_was_given_to_the_panel_keeps_its_memory(
+    panel: Any, session: Any, opened: Any
+) -> None:
+    panel.open(dtype="float32").result(10)
+    assert session.rested == 0
+    panel.open(dtype="float64").result(10)
+    assert opened[0].rested == 1
+
+
+def test_a_session_at_rest_wakes_for_requests_and_for_tasks() -> None:
+    with Session("tiny", dtype="float32") as session:
+        first = session.generate("Once", max_tokens=6)
+        for _ in range(2):
+            session.rest().result(30)
+            assert session.memory() == {}
+        assert session.generate("Once", max_tokens=6).token_ids == first.token_ids
+        session.rest().result(30)
+        job = submit_quality(session, Recipe(), settings=settings_for(512, context=64, score=8, windows=1))
+        assert job.result(60).metric("perplexity").value > 1
+        assert session.wait_idle(10)
+
+
+def test_nothing_is_loaded_before_the_first_recipe_where_that_is_asked_for() -> None:
+    with Session("tiny", load=False) as session:
+        assert session.wait_idle(5)
+        assert session.memory() == {}
+        session.apply(session.recipe).result(30)
+        assert session.memory()["weights"] > 0

@@ -41,7 +41,8 @@ class Session:
     """Runs recipes on a model.
 
     ``model`` is a name of the registry or a folder (never downloaded here: ``workbench fetch``).
-    ``limits`` sizes the KV pool and the batch. Use it as a context manager, or call :meth:`close`.
+    ``limits`` sizes the KV pool and the batch. ``load``: False takes no memory before the first
+    :meth:`apply`. Use it as a context manager, or call :meth:`close`.
     Raises :class:`ModelNotFound` and other :class:`ModelError` s when the model cannot be opened,
     :class:`PlanError` when the first recipe does not fit, and :class:`OptionError` when the KV pool does not.
     """
@@ -57,6 +58,7 @@ class Session:
         limits: EngineLimits | None = None,
         threads: int | None = None,
         profile: str = "interactive",
+        load: bool = True,
     ) -> None:
         if not isinstance(model, str | Path):
             raise ModelNotFound(f"{model!r} is no model.", hint="Give a name or a folder.")
@@ -73,7 +75,8 @@ class Session:
         first = require(plan(recipe or Recipe(), self.facts, **self._where))
         if not present(device):
             raise OptionError(f"device = {device!r}, but there is no such device here.", hint="Choose cpu.")
-        require_memory(first, self.source.config)
+        if load:
+            require_memory(first, self.source.config)
         check_threads(threads)
         if threads is not None:
             torch.set_num_threads(threads)
@@ -82,7 +85,8 @@ class Session:
         self._worker.start()
         # Also at exit: a worker still inside a kernel while the interpreter is torn down would abort it.
         finalize(self, self._worker.stop)
-        self._worker.post_plan(first)
+        if load:
+            self._worker.post_plan(first)
 
     # -- what callers use ------------------------------------------------------------------------
 
@@ -206,6 +210,12 @@ class Session:
         A run's ``memory`` is that of its recipe alone and leaves those out.
         """
         return dict(self._state.held)
+
+    def rest(self) -> Job:
+        """Free weights and cache once requests are over; the session stays open, and what is asked of it next
+        builds them again. Returns a job that ends when the memory is free.
+        """
+        return self._worker.post_rest()
 
     def close(self) -> None:
         """Cancel everything, end the worker, free the model and the cache. Closing twice is fine.

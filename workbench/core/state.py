@@ -12,12 +12,12 @@ from time import perf_counter
 from typing import Any
 
 from workbench.core.build import build_engine, build_kv, build_weights, kv_key, weights_key
-from workbench.core.jobs import CancelToken, Job
+from workbench.core.jobs import Job
 from workbench.core.runner import RequestJob
 from workbench.engine.engine import Engine
 from workbench.engine.kv import KVCache
 from workbench.models.decoder import Decoder
-from workbench.models.progress import Progress
+from workbench.models.progress import Cancel, Progress
 from workbench.models.source import Source
 from workbench.models.tokenizer import Tokenizer
 from workbench.spec.errors import Cancelled, WorkbenchError
@@ -37,17 +37,21 @@ class EngineState:
         self.engine: Engine | None = None
         self.jobs: list[RequestJob] = []
         self.broken: WorkbenchError | None = None  # why there is no engine
+        self.resting = False  # the memory was given back; built again when something is to be done
         self.ready = 0.0  # since when the engine is there, in seconds of perf_counter
         self.held: dict[str, int] = {}  # bytes by category, replaced as a whole: other threads read it
         self._decoders: OrderedDict[tuple[str, ...], Decoder] = OrderedDict()
         self._kv: tuple[tuple[object, ...], KVCache] | None = None
         self._task: tuple[Job, Generator[None, None, Any]] | None = None
 
-    def rebuild(self, plan: Plan, progress: Progress | None, cancel: CancelToken) -> None:
+    def rebuild(self, plan: Plan, progress: Progress | None, cancel: Cancel) -> None:
         """Make the engine of ``plan``, keeping every part that its recipe does not change.
 
-        If it fails, :meth:`advance` goes on with the plan that ran before.
+        If it fails, :meth:`advance` goes on with the plan that ran before. At rest, the plan is only noted.
         """
+        if self.resting:
+            self.plan = plan
+            return
         decoder = self.decoder(plan, progress, cancel)
         key = kv_key(plan)
         if self._kv is not None and self._kv[0] == key:
@@ -63,8 +67,7 @@ class EngineState:
 
     def advance(self, emit: Callable[[Event], None]) -> None:
         """One engine step for all request jobs, then hand out and report what happened."""
-        if self.engine is None and self.plan is not None:  # its pool made room for one that failed
-            self.rebuild(self.plan, None, CancelToken())
+        self._wake(lambda: all(job.token() for job in self.jobs))
         engine, plan = self.engine, self.plan
         if engine is None or plan is None:
             self.fail_all(self.broken or WorkbenchError("There is no engine.", hint="Apply a recipe."))
@@ -106,6 +109,7 @@ class EngineState:
                 raise Cancelled(f"{job.label} was cancelled.")
             if self._task is None or self._task[0] is not job:
                 job.start()
+                self._wake(job.token)
                 if self.engine is None:
                     raise self.broken or WorkbenchError("There is no engine.", hint="Apply a recipe.")
                 self._task = (job, work(job, self.engine))
@@ -119,6 +123,23 @@ class EngineState:
             job.fail(err)
         self._task = None
         return True
+
+    def rest(self) -> None:
+        """Give weights and cache back; what is asked for next builds them again. Requests must have ended."""
+        self.engine, self._kv, self.resting = None, None, True
+        self._decoders.clear()
+        self._count()
+
+    @property
+    def in_task(self) -> bool:
+        """A task has begun and not ended: it holds the engine."""
+        return self._task is not None
+
+    def _wake(self, cancel: Cancel) -> None:
+        """There is an engine again if there was one: after a rest, or when its pool made room in vain."""
+        self.resting = False
+        if self.engine is None and self.plan is not None:
+            self.rebuild(self.plan, None, cancel)
 
     def supersede(self) -> None:
         """The recipe changes: running requests end with what they have."""
@@ -157,7 +178,7 @@ class EngineState:
         kept = sum(d.weights.nbytes() + d.table_nbytes for d in self._decoders.values() if d is not used)
         return {"weights_kept": kept} if kept else {}
 
-    def decoder(self, plan: Plan, progress: Progress | None, cancel: CancelToken) -> Decoder:
+    def decoder(self, plan: Plan, progress: Progress | None, cancel: Cancel) -> Decoder:
         """The decoder of a plan's weight set: a resident one, or built now."""
         key = weights_key(plan)
         decoder = self._decoders.get(key)

@@ -40,6 +40,7 @@ class Worker(threading.Thread):
         self._applying: Job | None = None
         self._replaced: list[Job] = []  # recipes that a newer one overtook; the worker tells so
         self._tasks: deque[tuple[Job, Task]] = deque()
+        self._rest: Job | None = None
         self._closed = False
 
     # -- called from any thread -----------------------------------------------------------------------
@@ -70,6 +71,17 @@ class Worker(threading.Thread):
             self._check_open()
             self._tasks.append((job, work))
             self._lock.notify_all()
+        return job
+
+    def post_rest(self) -> Job:
+        """Give memory back once requests and the task that has begun are over."""
+        job = Job("task", "giving memory back", self.emit)
+        with self._lock:
+            self._check_open()
+            older, self._rest = self._rest, job
+            self._lock.notify_all()
+        if older is not None:
+            older.finish(None, "superseded")
         return job
 
     def cancel_all(self) -> None:
@@ -131,6 +143,8 @@ class Worker(threading.Thread):
                 elif self.state.jobs:
                     with torch.inference_mode():
                         self.state.advance(self.emit)
+                elif self._rest is not None and not self.state.in_task:
+                    self._give_back()
                 elif self._tasks:
                     self._advance_task()
             except BaseException as err:
@@ -138,7 +152,8 @@ class Worker(threading.Thread):
         self._shut()
 
     def _has_work(self) -> bool:
-        return bool(self._applying or self._replaced or self._inbox or self.state.jobs or self._tasks)
+        waiting = self._applying or self._replaced or self._inbox or self._tasks or self._rest
+        return bool(waiting or self.state.jobs)
 
     def _apply(self, job: Job, wanted: Plan) -> None:
         try:
@@ -164,6 +179,15 @@ class Worker(threading.Thread):
                 if self._applying is job:
                     self._applying = None
 
+    def _give_back(self) -> None:
+        job = self._rest
+        self.state.rest()
+        with self._lock:
+            if self._rest is job:
+                self._rest = None
+        if job is not None:
+            job.finish()
+
     def _advance_task(self) -> None:
         job, work = self._tasks[0]
         if self.state.advance_task(job, work):
@@ -176,11 +200,11 @@ class Worker(threading.Thread):
             job.fail(closed)
         for replaced in self._replaced:
             replaced.finish(None, "superseded")
-        if self._applying is not None:
-            self._applying.fail(closed)
+        for last in filter(None, (self._applying, self._rest)):
+            last.fail(closed)
         self.state.free()
         with self._lock:  # whoever waits for idleness waits no longer
-            self._applying = None
+            self._applying = self._rest = None
             self._replaced.clear()
             self._inbox.clear()
             self._tasks.clear()
