@@ -12,11 +12,12 @@ from typing import Any
 
 _WHERE = {
     "attention_row": "row",
+    "compare_fp8": "fp8_error",
     "record_overlap": "overlap",
     "walk_row": "tile_walk",
 }
 
-__all__ = ["attention_row", "record_overlap", "walk_row"]
+__all__ = ["attention_row", "compare_fp8", "record_overlap", "walk_row"]
 
 
 def __getattr__(name: str) -> Any:

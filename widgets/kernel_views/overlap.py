@@ -105,9 +105,9 @@ class Overlap:
             )
         note = (
             f"{self.tiles} KV tiles, {len(self.with_turns)} adversarial schedules, lowest to highest. Beside "
-            "its own P V: a property of the source, the same under every schedule; the first tile of a warpgroup "
-            "has none yet. Ping-pong keeps the warpgroups at most a tile apart. How long anything takes, only a "
-            "GPU can say."
+            "its own P V: a property of the source, the same under every schedule; the first tile of a "
+            "warpgroup has none yet. Ping-pong keeps the warpgroups at most a tile apart. How long anything "
+            "takes, only a GPU can say."
         )
         columns = (
             "", "softmax beside its own P V", "beside the other warpgroup", "one ahead by (tiles)", "tag",

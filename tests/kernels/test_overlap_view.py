@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from workbench.spec.errors import OptionError
 from workbench.widgets.kernel_views.overlap import Overlap, record_overlap
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 TILES = 4
 
 
