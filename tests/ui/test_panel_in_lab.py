@@ -40,6 +40,15 @@ def run_to_the_end(page: Any) -> None:
     wait_state(page, "idle")
 
 
+def choose_theme(page: Any, name: str) -> None:
+    """Dark or Light; JupyterLab keeps it for the pages of later tests."""
+    page.get_by_role("menuitem", name="Settings", exact=True).click()
+    page.get_by_text("Theme", exact=True).hover()
+    page.get_by_text(f"JupyterLab {name}", exact=True).click()
+    light = "true" if name == "Light" else "false"
+    page.wait_for_selector(f'body[data-jp-theme-light="{light}"]', state="attached", timeout=30_000)
+
+
 def own_errors(page: Any) -> list[str]:
     """Console errors of the panel; JupyterLab's own failed look-ups are not its business."""
     return [e for e in page.errors if "Failed to load resource" not in e]
@@ -72,10 +81,7 @@ def test_a_run_streams_and_a_switch_is_acknowledged(panel_page: Any, shots: Path
 
 def test_dark_and_narrow(panel_page: Any, shots: Path) -> None:
     page = panel_page
-    page.get_by_role("menuitem", name="Settings", exact=True).click()
-    page.get_by_text("Theme", exact=True).hover()
-    page.get_by_text("JupyterLab Dark", exact=True).click()
-    page.wait_for_selector('body[data-jp-theme-light="false"]', state="attached", timeout=30_000)
+    choose_theme(page, "Dark")
     page.get_by_role("checkbox", name="Paged KV", exact=True).check()
     page.get_by_role("checkbox", name="N-gram lookup", exact=True).check()
     run_to_the_end(page)
@@ -139,4 +145,25 @@ def test_menus_measure_and_pages(panel_page: Any, shots: Path) -> None:
     page.screenshot(path=shots / "narrow-menus.png")
     assert page.evaluate("(e => e.scrollWidth <= e.clientWidth + 1)(document.querySelector('.iwb-root'))")
     assert page.get_by_label("number format").input_value() == "float32"
+    assert own_errors(page) == []
+
+
+def test_narrow_in_light_with_runs_that_are_not_compared(panel_page: Any, shots: Path) -> None:
+    page = panel_page
+    choose_theme(page, "Light")
+    run_to_the_end(page)
+    page.get_by_role("button", name="Pin as A").click()
+    page.get_by_label("temperature").fill("0.8")
+    page.get_by_label("temperature").press("Enter")
+    run_to_the_end(page)
+    said = page.locator(".iwb-delta").filter(has_text="not compared with A (plain)")
+    said.wait_for(timeout=SLOW)
+    assert "temperature 0.8 instead of 0" in said.text_content()
+    assert "faster" not in said.text_content()
+    page.set_viewport_size({"width": 820, "height": 1900})
+    page.wait_for_timeout(500)
+    page.screenshot(path=shots / "narrow-light.png")
+    controls, live = page.locator(".iwb-controls").bounding_box(), page.locator(".iwb-live").bounding_box()
+    assert live["y"] >= controls["y"] + controls["height"]  # stacked
+    assert page.evaluate("(e => e.scrollWidth <= e.clientWidth + 1)(document.querySelector('.iwb-root'))")
     assert own_errors(page) == []
