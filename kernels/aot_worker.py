@@ -119,14 +119,14 @@ def _compile(source: Any, build: Build, arch: int) -> tuple[dict[str, Any], str]
 
 
 def _dump(cubin: bytes) -> tuple[str, str]:
-    """Disassembly and resource usage, by the tools of the triton wheel."""
+    """Disassembly with lines of the source, and resource usage, by the tools of the triton wheel."""
     import triton.backends.nvidia
 
     tools = Path(triton.backends.nvidia.__path__[0]) / "bin"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        commands = ([tools / "nvdisasm", "-c"], [tools / "cuobjdump", "--dump-resource-usage"])
+        commands = ([tools / "nvdisasm", "-c", "-g"], [tools / "cuobjdump", "--dump-resource-usage"])
         first, second = (
             subprocess.run([*c, path], check=True, capture_output=True, text=True).stdout  # noqa: S603
             for c in commands
