@@ -1,4 +1,4 @@
-"""The machine code of a kernel as a list: what an instruction is for, where it comes from, what it runs under.
+"""Machine code as a list: what an instruction is for, where it comes from, and what it runs under.
 
 Text in (``nvdisasm -c -g``), plain data out. Lines are those of the source a kernel was written in; what the
 compiler's own library wrote (reductions) belongs to its file. The order is that of the code, not of time.
