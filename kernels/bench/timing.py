@@ -36,7 +36,7 @@ class Timed:
         return dict(vars(self))
 
 
-def copies(nbytes: int, l2: int, most: int = 32) -> int:
+def copies(nbytes: int, l2: int, most: int = 64) -> int:
     """Input sets that together exceed ``L2_TIMES`` caches, so that no call finds its inputs there."""
     return max(1, min(most, -(-L2_TIMES * l2 // max(1, nbytes))))
 

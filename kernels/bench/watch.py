@@ -26,11 +26,13 @@ _STEP = 0.2
 
 @dataclass
 class Answer:
-    """What came back: ``parts`` merged, ``error`` ("" for none), whether it hung, whether it was stopped."""
+    """What came back: ``parts`` merged, ``error`` ("" for none); whether it hung, lost its device or process,
+    or was stopped."""
 
     parts: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     hung: bool = False
+    lost: bool = False
     stopped: bool = False
     seconds: float = 0.0
 
@@ -87,7 +89,8 @@ class Child:
                 limit, doing = self._silence, str(line["armed"])
             elif "error" in line:
                 answer.error = line["error"]
-                if line["lost"]:
+                answer.lost = bool(line["lost"])
+                if answer.lost:
                     self.close()
                 break
             elif "end" in line:
@@ -144,6 +147,7 @@ class Child:
                 return found
             code = self._process.wait() if self._process is not None else 0
             answer.error = f"the process ended with status {code} while {doing}{self._last_words()}"
+            answer.lost = True
             break
         self.close()
         return None

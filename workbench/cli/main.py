@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from workbench.cli import benching, catalogue, generate, kernels, launch, measuring, stored
+from workbench.cli import benching, catalogue, generate, gpu_check, kernels, launch, measuring, stored
 from workbench.cli.failure import report
 from workbench.cli.output import only_json
 from workbench.cli.start import HINT, MESSAGE
@@ -71,6 +71,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "measure": measuring.measure,
     "bench": benching.bench,
     "kernels": kernels.list_kernels,
+    "gpu-check": gpu_check.gpu_check,
     "runs": stored.list_runs,
     "compare": stored.compare_runs,
     "export": stored.export_runs,
