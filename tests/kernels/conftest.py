@@ -1,7 +1,8 @@
 """Kernel tests run on a GPU where there is one, and in triton's repaired CPU interpreter elsewhere.
 
-The variable must stand before a kernel file is imported, because the decorator reads it. Ahead-of-time
-compiles run in processes of their own, without it. Without triton every file here is skipped, with reason.
+The variable must stand before triton or a kernel file is imported, because the decorator reads it. It is set
+while these files are collected and while they run, so that other tests see the machine as it is. Compiles
+ahead of time run in processes of their own, without it. Without triton every file is skipped, with reason.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,11 +23,34 @@ import torch
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 ON_GPU = torch.cuda.is_available()
 
-if HAS_TRITON and not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
+INTERPRETED = HAS_TRITON and not ON_GPU
+VARIABLE = "TRITON_INTERPRET"
+BEFORE = os.environ.get(VARIABLE)
+
+if INTERPRETED:
+    if "triton" in sys.modules and not BEFORE:
+        raise pytest.UsageError(
+            "tests/kernels must be collected before tests that import triton: name it first"
+        )
+    os.environ[VARIABLE] = "1"
     from workbench.kernels import interpreter
 
     interpreter.repair()
+
+
+def pytest_collection_finish() -> None:
+    """Collected: the other tests' turn."""
+    if INTERPRETED and not BEFORE:
+        os.environ.pop(VARIABLE, None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreting() -> Iterator[None]:
+    """Kernels are interpreted while a file of this folder runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        if INTERPRETED:
+            patch.setenv(VARIABLE, "1")
+        yield
 
 
 class _WithoutTriton(pytest.Module):
