@@ -146,7 +146,7 @@ def test_driver_tool_that_hangs_or_fails_means_no_gpu(
 def test_declared_versions_agree(setup: ModuleType) -> None:
     """The range for torch and the extras are named in the metadata and in set-up."""
     assert setup.TORCH_RANGE in setup.requirements(())
-    assert set(setup.BASE_EXTRAS) | {"gpu"} == set(_extras())
+    assert set(setup.BASE_EXTRAS) | {"gpu", "peers"} == set(_extras())
     (triton,) = (r for r in setup.requirements(("gpu",)) if r.startswith("triton"))
     assert Requirement(triton).specifier.contains(Requirement(setup.TRITON_CPU).specifier.__str__()[2:])
 

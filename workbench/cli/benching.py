@@ -15,6 +15,7 @@ from workbench.cli import options as o
 from workbench.cli.generate import keep
 from workbench.cli.output import Meter, interruptible, note, print_json
 from workbench.cli.start import CANCELLED
+from workbench.core.peers import PEERS
 from workbench.spec.errors import Cancelled, JobFailed, OptionError
 from workbench.spec.recipe import Recipe
 
@@ -33,7 +34,7 @@ def bench(
         list[str],
         typer.Option(metavar="ID+ID…", help="A recipe of its own, or: plain; may be repeated."),
     ] = [],  # noqa: B006
-    peer: Annotated[list[str], typer.Option(help="transformers, transformers_cb; may be repeated.")] = [],  # noqa: B006
+    peer: Annotated[list[str], typer.Option(help=f"{', '.join(PEERS)}; may be repeated.")] = [],  # noqa: B006
     model: o.Model = o.DEFAULT_MODEL,
     rounds: Annotated[
         int, typer.Option(min=1, help="Turns of each contestant, after one that warms up.")

@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from workbench.cli.finding import Finding, Status
+from workbench.core.peers import peers_of_extra
 from workbench.spec.errors import ModelError
 from workbench.spec.install import NAME as DISTRIBUTION
 from workbench.spec.install import install_line
@@ -27,6 +28,7 @@ EXTRAS = {
     "codec": "No entropy-coded KV caches (kvtc, cachegen).",
     "grammar": "No output constrained by a regex or a JSON schema.",
     "formats": "No GGUF files, so the default model cannot be converted; no compressed-tensors export.",
+    "peers": f"Nothing to compare with of {', '.join(peers_of_extra('peers'))} in `workbench bench --peer`.",
     "dev": "No tests, lint or builds.",
 }
 

@@ -15,10 +15,11 @@ from uuid import uuid4
 import torch
 
 from workbench.core.benchmark_engine import Batch, Decode, IdlePages, Prefill, SharedPrefix
-from workbench.core.benchmark_peers import load_peer_model, peer, release
+from workbench.core.benchmark_peers import PeerSetup, load_peers
 from workbench.core.benchmark_timing import Timed, interleave, timing_metrics
 from workbench.core.build import build_weights, standalone_engine, weights_key
 from workbench.core.latency import step_phases
+from workbench.core.peers import check_peers
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.core.provenance import process_memory, provenance
 from workbench.models.decoder import Decoder
@@ -110,7 +111,12 @@ class BenchSettings:
         return BENCHES[self.name]
 
     def chosen(self) -> dict[str, Sizes]:
-        """Cells with their sizes; raises :class:`OptionError` for names and values that do not exist."""
+        """Cells with their sizes, everything named checked.
+
+        Raises :class:`OptionError` for names and values that do not exist, :class:`MissingExtra` for a peer
+        that is not installed.
+        """
+        check_peers(self.peers, self.device)
         cells = self.bench.cells
         unknown = [c for c in self.cells if c not in cells]
         if unknown:
@@ -149,7 +155,15 @@ def benchmark_steps(settings: BenchSettings, tell: Tell) -> Generator[None, None
             hint="Give smaller sizes (context, tokens).",
         )
     weights = _Weights(source)
-    peer_model = load_peer_model(settings.model, settings.dtype, settings.device) if settings.peers else None
+    setup = PeerSetup(
+        settings.model,
+        settings.dtype,
+        settings.device,
+        source.config.vocab_size,
+        torch.get_num_threads(),
+        lambda done, what: tell(0.0, len(limited), what),
+    )
+    peers = load_peers(settings.peers, settings.name, setup)
     metrics: list[Metric] = []
     names: dict[str, None] = {}  # of all that competed, in order
     path: tuple[str, ...] = ()
@@ -157,7 +171,7 @@ def benchmark_steps(settings: BenchSettings, tell: Tell) -> Generator[None, None
         made: list[Any] = []
         for p in plans[cell]:
             made += _contestants(settings, p, weights, sizes)
-        made += [c for which in settings.peers if (c := peer(which, settings.name, peer_model, sizes))]
+        made += peers.contestants(sizes)
         names |= dict.fromkeys(contestant.name for contestant in made)
         total = len(made) * (settings.rounds + 1)
 
@@ -167,8 +181,7 @@ def benchmark_steps(settings: BenchSettings, tell: Tell) -> Generator[None, None
         timed: list[Timed] = []
         for timed in interleave(made, settings.rounds, report):  # noqa: B007 - the last one is used below
             yield
-        if "transformers_cb" in settings.peers:
-            release(peer_model)  # the next cell needs a cache of another size
+        peers.release()
         metrics += timing_metrics(cell, timed, bench.unit)
         for contestant in made:
             if settings.name == "overhead" and contestant.steps:
@@ -179,6 +192,7 @@ def benchmark_steps(settings: BenchSettings, tell: Tell) -> Generator[None, None
         path = made[0].engine.path
     base = plans[next(iter(limited))][0]
     left_out = [f"cell {c} needs more positions than the model has" for c in cells if c not in limited]
+    left_out += [f"{name} has nothing comparable to {settings.name}" for name in peers.left_out]
     return Run(
         id=uuid4().hex,
         kind="bench",

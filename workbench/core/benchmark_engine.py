@@ -33,6 +33,7 @@ class _OnEngine:
     engine: Engine
     device: str = "cpu"
     steps: list[StepEvent] = field(default_factory=list)
+    note: str = ""
 
     def add(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
         for i, ids in enumerate(prompts):

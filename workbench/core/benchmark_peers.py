@@ -1,149 +1,79 @@
-"""Other engines as contestants, in the same process and the same rounds, on the same weights and prompts.
+"""Other engines as contestants, in the same process and the same rounds, on the same prompts.
 
-``transformers``: ``generate`` as it comes (eager, DynamicCache). ``transformers_cb``: its continuous
-batching. A peer is timed as its users would: by the moments at which its tokens come.
+Each peer of :mod:`workbench.core.peers` has an adapter module whose ``load(setup)`` gives a
+:class:`PeerEngine`; it is imported and loaded once, when a benchmark names it. A peer is timed as its users
+would: by the moments at which its tokens come.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Any
+from importlib import import_module
+from typing import Any, Protocol
 
-import torch
-import transformers
-from transformers.generation.configuration_utils import ContinuousBatchingConfig
-
-from workbench.core.benchmark_engine import random_prompts
-from workbench.core.benchmark_timing import Turn
-from workbench.models.registry import resolve
-from workbench.spec.errors import OptionError, UnsupportedModel
-
-PEERS = ("transformers", "transformers_cb")
-_CB_PAGE = 32
+from workbench.core.benchmark_timing import Contestant
+from workbench.core.peers import PEERS, Measure, check_peers
+from workbench.models.progress import Progress
 
 
-def load_peer_model(model: str, dtype: str, device: str) -> Any:
-    """The ``transformers`` model of a registry name or folder, from disk only."""
-    folder = resolve(model)
-    try:
-        made = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
-        )
-    except (OSError, ValueError) as err:
-        raise UnsupportedModel(f"transformers cannot load {folder}: {err}") from None
-    torch.nn.Module.to(made, device)
-    return torch.nn.Module.eval(made)
+@dataclass(frozen=True)
+class PeerSetup:
+    """What an adapter loads: the model by name or path, for a device, with this many CPU threads."""
+
+    model: str
+    dtype: str
+    device: str
+    vocab: int
+    threads: int
+    progress: Progress | None = None
 
 
-@dataclass
-class _Stamps(transformers.LogitsProcessor):
-    """Notes when the logits of each token are there."""
+class PeerEngine(Protocol):
+    """A peer that is loaded; it serves every cell of the benchmark."""
 
-    at: list[float] = field(default_factory=list)
+    def contestant(self, which: str, measure: Measure, sizes: Mapping[str, Any]) -> Contestant:
+        """The contestant of the peer named ``which`` for one cell."""
+        ...
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Record the moment; logits are left as they are."""
-        if scores.device.type == "cuda":
-            torch.cuda.synchronize(scores.device)
-        self.at.append(perf_counter())
-        return scores
+    def release(self) -> None:
+        """End what was kept for the cell that is over."""
+        ...
 
 
 @dataclass
-class Generate:
-    """``generate`` on a batch of equally long prompts.
+class Peers:
+    """The peers of one benchmark run, loaded; ``left_out`` have nothing comparable to it."""
 
-    ``measure``: *decode* (between the first and the last token), *prefill* (to the first), *whole*.
+    names: tuple[str, ...]
+    left_out: tuple[str, ...]
+    bench: str
+    engines: dict[str, PeerEngine] = field(default_factory=dict)  # by adapter: peers may share one
+
+    def contestants(self, sizes: Mapping[str, Any]) -> list[Contestant]:
+        """Those of one cell, in the order of the names."""
+        return [
+            self.engines[PEERS[name].adapter].contestant(name, PEERS[name].measures[self.bench], sizes)
+            for name in self.names
+        ]
+
+    def release(self) -> None:
+        """The cell is over."""
+        for engine in self.engines.values():
+            engine.release()
+
+
+def load_peers(names: Iterable[str], bench: str, setup: PeerSetup) -> Peers:
+    """Load those with something comparable to the benchmark; the others are named as left out.
+
+    Raises the errors of :func:`check_peers` and of the adapters.
     """
-
-    model: Any
-    measure: str
-    batch: int = 1
-    context: int = 512
-    tokens: int = 16
-    suffix: int = 0
-    name: str = "transformers"
-
-    def turn(self, seed: int) -> Turn:
-        """One call of ``generate`` on prompts that our engine gets too."""
-        vocab = self.model.config.vocab_size
-        prompts = random_prompts(vocab, self.batch, self.context, seed)
-        if self.suffix:
-            shared = random_prompts(vocab, 1, self.context, 1_000_003)[0]
-            prompts = [shared + random_prompts(vocab, 1, self.suffix, seed)[0]]
-        ids = torch.tensor(prompts, device=self.model.device)
-        stamps = _Stamps()
-        new = 1 if self.measure in ("prefill", "first") else self.tokens + (self.measure == "decode")
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            start = perf_counter()
-            out = self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=new,
-                min_new_tokens=new,
-                do_sample=False,
-                pad_token_id=0,
-                logits_processor=transformers.LogitsProcessorList([stamps]),
-            )
-            end = perf_counter()
-        if self.measure == "decode":
-            return Turn(stamps.at[-1] - stamps.at[0], self.batch * (len(stamps.at) - 1))
-        if self.measure == "first":
-            return Turn(stamps.at[0] - start, 1)
-        if self.measure == "prefill":
-            return Turn(stamps.at[0] - start, ids.numel())
-        return Turn(end - start, self.batch * (out.shape[1] - ids.shape[1]))
-
-
-@dataclass
-class ContinuousBatching:
-    """``generate_batch``: from the first request's start to the last one's end, its set-up excluded."""
-
-    model: Any
-    batch: int = 8
-    context: int = 128
-    tokens: int = 32
-    name: str = "transformers_cb"
-
-    def turn(self, seed: int) -> Turn:
-        """One batch through the continuous-batching manager, which stays alive between turns."""
-        prompts = random_prompts(self.model.config.vocab_size, self.batch, self.context, seed)
-        config = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
-            max_new_tokens=self.tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
-        )
-        # Left to itself it takes most of the machine's memory for its cache.
-        pages = self.batch * -(-(self.context + self.tokens) // _CB_PAGE) + 1
-        limits = ContinuousBatchingConfig(
-            page_size=_CB_PAGE, num_blocks=pages, max_batch_tokens=max(self.batch * self.context, 256)
-        )
-        outputs = self.model.generate_batch(
-            prompts,
-            generation_config=config,
-            continuous_batching_config=limits,
-            progress_bar=False,
-            persistent_manager=True,
-        )
-        spans = [o.lifespan for o in outputs.values()]
-        made = sum(len(o.generated_tokens) for o in outputs.values())
-        return Turn(max(end for _, end in spans) - min(start for start, _ in spans), made)
-
-
-def release(model: Any) -> None:
-    """End what a peer keeps running between turns (the thread and the cache of its batching manager)."""
-    model.destroy_cached_continuous_batching_manager()
-
-
-def peer(which: str, bench: str, model: Any, sizes: Mapping[str, Any]) -> Any:
-    """The contestant of a peer in a benchmark's cell, or None where it has nothing comparable."""
-    if which not in PEERS:
-        raise OptionError(f"{which!r} is no known peer.", hint=f"Peers are {', '.join(PEERS)}.")
-    measure = {"decode": "decode", "prefill": "prefill", "batch": "whole", "prefix": "first"}.get(bench)
-    if measure is None or (which == "transformers_cb" and bench != "batch"):
-        return None
-    if which == "transformers_cb":
-        return ContinuousBatching(model, **sizes)
-    return Generate(model, measure, **sizes)
+    names = tuple(dict.fromkeys(names))
+    check_peers(names, setup.device)
+    fitting = tuple(name for name in names if bench in PEERS[name].measures)
+    peers = Peers(fitting, tuple(name for name in names if name not in fitting), bench)
+    for name in peers.names:
+        adapter = PEERS[name].adapter
+        if adapter not in peers.engines:
+            peers.engines[adapter] = import_module(adapter).load(setup)
+    return peers

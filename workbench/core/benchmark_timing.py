@@ -34,6 +34,11 @@ class Contestant(Protocol):
         """Short name, as in the metrics."""
         ...
 
+    @property
+    def note(self) -> str:
+        """What a reader must know of it beside its name, e.g. the precision it computes in; may be empty."""
+        ...
+
     def turn(self, seed: int) -> Turn:
         """Do one turn of work on inputs drawn from ``seed``: the same for every contestant of a round."""
         ...
@@ -46,6 +51,7 @@ class Timed:
     name: str
     first: Turn
     turns: list[Turn] = field(default_factory=list)
+    note: str = ""
 
 
 class Stopwatch:
@@ -80,7 +86,7 @@ def interleave(
     done = 0
     for contestant in contestants:
         on_turn(done, contestant.name)
-        out.append(Timed(contestant.name, contestant.turn(0)))
+        out.append(Timed(contestant.name, contestant.turn(0), note=contestant.note))
         done += 1
         yield out
     for number in range(rounds):
@@ -104,7 +110,8 @@ def timing_metrics(cell: str, timed: Sequence[Timed], unit: Literal["tok/s", "ms
         if not values:
             continue
         spread = (min(values), max(values))
-        note = f"warm-up {_value(each.first, unit):.4g} {unit}, excluded"
+        warm = f"warm-up {_value(each.first, unit):.4g} {unit}, excluded"
+        note = "; ".join(filter(None, (warm, each.note)))
         name = f"{cell}:{each.name}"
         out.append(Metric(name, median(values), unit, n=len(values), spread=spread, better=better, note=note))
         if each is not timed[0]:

