@@ -73,6 +73,8 @@ def _steps(
     for step in range(0, first + 1 - stop):
         keys = (first - step) * BN + tl.arange(0, BN)
         inside = keys < kv_len
+        if MASKED and WINDOW:  # keys before the first row's window are not read: anything may lie there
+            inside = inside & (keys > tl.min(pos, 0) - window)
         k = _tile(base, keys, inside, keys_of, PAGE, D, HD, MASKED)
         v = _tile(base, keys, inside, values_of, PAGE, D, HD, MASKED)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
@@ -162,8 +164,8 @@ def fa_fwd(
 ) -> Attended:
     """Attention of packed queries; ``problem.Problem`` explains the mask; ``path`` is triton or interpreter.
 
-    Raises ``UnsupportedInput`` for other dtypes, head sizes above 256, a last axis that is not contiguous, and
-    where there is neither a GPU nor the interpreter; ``CompilerError`` for an untested triton.
+    Raises ``UnsupportedInput`` for other dtypes, head sizes above 256, a last axis that is not contiguous,
+    and where there is neither a GPU nor the interpreter; ``CompilerError`` for an untested triton.
     """
     problem = checked(
         q, k, v, q_lens, kv_lens, causal=causal, window=window, softcap=softcap, scale=scale, table=table

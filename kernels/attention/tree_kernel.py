@@ -29,6 +29,46 @@ def ancestors(words, row, here, t, start, end, W: tl.constexpr):
 
 
 @triton.jit
+def ragged_step(
+    qt, peak, k, v, ks, vs, words, row, here, low, cursor, begin, start, end, table, head, KVH, state, scale,
+    cap, FMT: tl.constexpr, D: tl.constexpr, HD: tl.constexpr, P: tl.constexpr, BT: tl.constexpr,
+    W: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """BT tokens from ``cursor`` on, under the mask: none before ``begin`` or from ``end`` on is read."""
+    m, total, acc = state
+    t, first = cursor + tl.arange(0, BT), cursor + tl.arange(0, BT // 16) * 16
+    ok = (t >= begin) & (t < end)
+    keep = (ok & (t < start))[None, :] & (t[None, :] >= low[:, None])
+    keep = keep | ancestors(words, row, here, t, start, end, W)
+    rows = page_rows(table, t, ok, head, KVH, P)
+    runs = page_rows(table, first, first < end, head, KVH, P)
+    return by_pointer(
+        qt,
+        peak,
+        k,
+        v,
+        ks,
+        vs,
+        rows,
+        runs,
+        ok,
+        keep,
+        m,
+        total,
+        acc,
+        scale,
+        cap,
+        FMT,
+        D,
+        HD,
+        P,
+        CAP,
+        True,
+        True,
+    )
+
+
+@triton.jit
 def tree_attention_kernel(
     out, lse, q, k, v, k_tma, v_tma, ks, vs, table, blocks, starts, keys, depth, words, scale, cap, window,
     chunk, stride_q, stride_table, KVH, G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
@@ -66,10 +106,18 @@ def tree_attention_kernel(
     m = tl.full([BM], FLOOR, tl.float32)
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, HD], tl.float32)
-    few, lane = tl.arange(0, BT), tl.arange(0, BN)
-    first, firsts = tl.arange(0, BT // 16) * 16, tl.arange(0, BN // 16) * 16
-    whole = begin + tl.maximum(tl.minimum(end, start) - begin, 0) // BN * BN
-    for cursor in tl.range(begin, whole, BN):
+    lane, firsts = tl.arange(0, BN), tl.arange(0, BN // 16) * 16
+    tiles = begin
+    if WINDOW:  # tokens before the earliest window are not read: what lies there may be anything
+        below = tl.maximum(origin - begin, 0)
+        tiles = tl.minimum(begin + (below + BN - 1) // BN * BN, end)
+        for cursor in tl.range(begin + below // BT * BT, tiles, BT):
+            m, total, acc = ragged_step(
+                qt, peak, k, v, ks, vs, words, row, here, low, cursor, origin, start, tiles, table, head, KVH,
+                (m, total, acc), scale, cap, FMT, D, HD, P, BT, W, CAP,
+            )  # fmt: skip
+    whole = tiles + tl.maximum(tl.minimum(end, start) - tiles, 0) // BN * BN
+    for cursor in tl.range(tiles, whole, BN):
         t = cursor + lane
         keep = t[None, :] >= low[:, None]
         if TMA:
@@ -86,14 +134,9 @@ def tree_attention_kernel(
                 D, HD, P, CAP, False, WINDOW,
             )  # fmt: skip
     for cursor in tl.range(whole, end, BT):
-        t = cursor + few
-        keep = (t < start)[None, :] & (t[None, :] >= low[:, None])
-        keep = (keep & (t < end)[None, :]) | ancestors(words, row, here, t, start, end, W)
-        rows = page_rows(table, t, t < end, head, KVH, P)
-        runs = page_rows(table, cursor + first, cursor + first < end, head, KVH, P)
-        m, total, acc = by_pointer(
-            qt, peak, k, v, ks, vs, rows, runs, t < end, keep, m, total, acc, scale, cap, FMT,
-            D, HD, P, CAP, True, True,
+        m, total, acc = ragged_step(
+            qt, peak, k, v, ks, vs, words, row, here, low, cursor, 0, start, end, table, head, KVH,
+            (m, total, acc), scale, cap, FMT, D, HD, P, BT, W, CAP,
         )  # fmt: skip
     divisor, value = finish(m, total)
     o = acc / divisor[:, None]
