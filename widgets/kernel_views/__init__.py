@@ -13,11 +13,13 @@ from typing import Any
 _WHERE = {
     "attention_row": "row",
     "compare_fp8": "fp8_error",
+    "fp8_paths": "machine_code",
+    "read_machine_code": "machine_code",
     "record_overlap": "overlap",
     "walk_row": "tile_walk",
 }
 
-__all__ = ["attention_row", "compare_fp8", "record_overlap", "walk_row"]
+__all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
