@@ -19,6 +19,7 @@ from workbench.widgets.kernel_views.machine_code import (
     MachineCode,
     fp8_answer,
     fp8_paths,
+    read_machine_code,
 )
 from workbench.widgets.kernel_views.source_view import SourceView
 
