@@ -26,6 +26,7 @@ MODULES: dict[str, str] = {
     "chunked_prefill": "workbench.engine.techniques.chunked_prefill",
     "reference": "workbench.attention.reference",
     "sdpa": "workbench.attention.sdpa",
+    "triton": "workbench.attention.triton",
     "kv_fp8": "workbench.kv.kv_fp8",
     "kv_int8": "workbench.kv.kv_int8",
     "kivi": "workbench.kv.kivi",
