@@ -13,6 +13,7 @@ from typing import Any
 _WHERE = {
     "attention_row": "row",
     "compare_fp8": "fp8_error",
+    "draw_roofline": "roofline",
     "fp8_paths": "machine_code",
     "read_machine_code": "machine_code",
     "record_overlap": "overlap",
