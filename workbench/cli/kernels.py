@@ -17,7 +17,7 @@ from workbench.cli.output import Meter, out, print_json
 from workbench.spec.errors import OptionError
 
 #: Sizes that bytes and operations are shown for when none are given: one layer of a model of the size of
-#: Llama 3 8B, decoding 16 sequences of 8192 tokens, or one prompt of 8192.
+#: Llama 3 8B (experts: OLMoE), decoding 16 sequences of 8192 tokens, or one prompt of 8192.
 TYPICAL: dict[str, Any] = {
     "M": 16,
     "N": 4096,
@@ -29,8 +29,21 @@ TYPICAL: dict[str, Any] = {
     "heads": 32,
     "kv_heads": 8,
     "dim": 128,
-    "rows": 512,
+    "rows": 16,
     "parts": 8,
+    "tokens": 16,
+    "pages": 16,
+    "page": 128,
+    "sequences": 16,
+    "nodes": 8,
+    "judged": 16,
+    "vocabulary": 128256,
+    "blocks": 126,
+    "T": 16,
+    "k": 8,
+    "E": 64,
+    "H": 2048,
+    "I": 1024,
 }
 
 # Facts worth a column when they are there: matrix units, TMA, copies, conversions, what costs.
