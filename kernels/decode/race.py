@@ -31,11 +31,23 @@ def race_kernel(best, ids, law, seeds, samples, positions, V, stride, STREAM: tl
 
 
 @triton.jit
-def winner_kernel(token, best, ids, N, NP: tl.constexpr):
-    """Program (row): the best of N blocks; ``token`` int64 [R], -1 when nothing has a probability."""
+def peak_kernel(best, ids, x, V, stride, BV: tl.constexpr):
+    """Program (row, block): like `race_kernel`, for the largest element of ``x`` [R, V] itself."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    v = block * BV + tl.arange(0, BV)
+    score = tl.load(x + row * stride + v, mask=v < V, other=-float("inf")).to(tl.float32)
+    value, at = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
+    out = row * tl.num_programs(1) + block
+    tl.store(best + out, value.to(tl.float64))
+    tl.store(ids + out, block * BV + at)
+
+
+@triton.jit
+def winner_kernel(token, best, ids, floor, N, NP: tl.constexpr):
+    """Program (row): the best of N blocks; ``token`` int64 [R], -1 when none of them exceeds ``floor``."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, NP)
-    value = tl.load(best + row * N + i, mask=i < N, other=-1.0)
+    value = tl.load(best + row * N + i, mask=i < N, other=-float("inf"))
     top, at = tl.max(value, 0, return_indices=True, return_indices_tie_break_left=True)
     found = tl.load(ids + row * N + at).to(tl.int64)
-    tl.store(token + row, tl.where(top > 0.0, found, -1))
+    tl.store(token + row, tl.where(top > floor, found, -1))

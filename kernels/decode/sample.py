@@ -30,7 +30,7 @@ from workbench.kernels.checks import (
 )
 from workbench.kernels.decode.filters import law_kernel
 from workbench.kernels.decode.noise import TOKEN
-from workbench.kernels.decode.race import race_kernel, winner_kernel
+from workbench.kernels.decode.race import peak_kernel, race_kernel, winner_kernel
 from workbench.kernels.spec import Bound, Build, Cost, Kernel
 from workbench.spec.errors import MaskError, RequestError
 
@@ -182,7 +182,25 @@ def draw(p: Tensor, noise: Noise, stream: int = TOKEN) -> Tensor:
         STREAM=stream,
         BV=block,
     )
-    winner_kernel[(rows,)](token, best, ids, blocks, NP=triton.next_power_of_2(blocks), num_warps=1)
+    winner_kernel[(rows,)](token, best, ids, 0.0, blocks, NP=triton.next_power_of_2(blocks), num_warps=1)
+    return token
+
+
+def best(scores: Tensor) -> Tensor:
+    """The highest score's id int64 [R] of each row [R, V], lowest id on ties; -1 for a row of NaN or -inf."""
+    require_runnable("sample", scores)
+    require_dtype("scores", scores, _LOGITS)
+    require(scores.dim() == 2 and scores.stride(1) == 1, f"scores are {tuple(scores.shape)}.", "[rows, V].")
+    rows, vocabulary = scores.shape
+    block = _fitting(vocabulary, 4 * _BLOCK)
+    blocks = -(-vocabulary // block)
+    token = torch.empty(rows, dtype=torch.int64, device=scores.device)
+    if not rows:
+        return token
+    top = torch.empty((rows, blocks), dtype=torch.float64, device=scores.device)
+    ids = torch.empty((rows, blocks), dtype=torch.int32, device=scores.device)
+    peak_kernel[(rows, blocks)](top, ids, scores, vocabulary, scores.stride(0), BV=block)
+    winner_kernel[(rows,)](token, top, ids, -math.inf, blocks, NP=triton.next_power_of_2(blocks), num_warps=1)
     return token
 
 
@@ -257,10 +275,21 @@ KERNELS = (
         _race_cost,
     ),
     Kernel(
+        "sample_peak", "The highest score of each block of a row", "triton", "argmax", peak_kernel,
+        (
+            Build(
+                "bf16 scores", {"best": "*fp64", "ids": "*i32", "x": "*bf16", "V": "i32", "stride": "i32"},
+                {"BV": 4 * _BLOCK}, aligned=("x", "V", "stride"), sass={**_QUIET, "regs": Bound(0, 96)},
+            ),
+        ),
+        lambda rows, vocabulary, itemsize=2: Cost(rows * vocabulary, rows * vocabulary * itemsize),
+    ),
+    Kernel(
         "sample_winner", "The best of the blocks of a race", "triton", "the Gumbel-max trick", winner_kernel,
         (
             Build(
-                "148 blocks", {"token": "*i64", "best": "*fp64", "ids": "*i32", "N": "i32"}, {"NP": 256},
+                "148 blocks", {"token": "*i64", "best": "*fp64", "ids": "*i32", "floor": "fp32", "N": "i32"},
+                {"NP": 256},
                 num_warps=1, sass={**_QUIET, "regs": Bound(0, 48)},
             ),
         ),
