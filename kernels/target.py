@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata as metadata
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -64,6 +65,7 @@ def probe(device: torch.device | str = "cpu") -> Target:
     return Target("cuda", torch.cuda.get_device_name(device), found, version, interpreted)
 
 
+@cache  # asked before every launch, and reading metadata takes half a millisecond
 def triton_version() -> str:
     """Version of the installed triton, from its metadata; "" when there is none."""
     try:

@@ -9,25 +9,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workbench.kernels import interpreter
+from workbench.kernels.checks import require_runnable
 from workbench.spec.errors import UnsupportedInput
 
 FLOATS = (torch.bfloat16, torch.float16)
 
 
-def check_device(kernel: str, *tensors: Tensor | None) -> None:
+def check_device(kernel: str, x: Tensor, *others: Tensor | None) -> None:
     """All tensors on one CUDA device, or on the CPU when triton is interpreted there.
 
-    Raises :class:`UnsupportedInput` otherwise.
+    Raises :class:`UnsupportedInput` otherwise, ``CompilerError`` for a triton outside the tested range.
     """
-    devices = {t.device for t in tensors if t is not None}
+    require_runnable(kernel, x)
+    devices = {x.device, *(t.device for t in others if t is not None)}
     if len(devices) != 1:
-        raise UnsupportedInput(f"{kernel}: operands on several devices: {sorted(map(str, devices))}.")
-    kind = next(iter(devices)).type
-    if kind != "cuda" and not (kind == "cpu" and interpreter.wanted()):
         raise UnsupportedInput(
-            f"{kernel}: a Triton kernel cannot run on {kind}.",
-            hint="Move the operands to a CUDA device, or use the kernel's reference().",
+            f"{kernel}: operands on several devices: {', '.join(sorted(map(str, devices)))}.",
+            hint="Move them to one device.",
         )
 
 

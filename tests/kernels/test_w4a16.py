@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from workbench.kernels import checks
 from workbench.kernels.layouts.w4 import W4, pack_w4
 from workbench.kernels.linear.split import choose_split
 from workbench.kernels.linear.w4a16 import cost, reference, w4a16
@@ -131,6 +132,15 @@ def test_views_equal_their_copies_or_are_refused(device: str, generator: torch.G
     for bad in (fused[:, 1:129], fused[:, ::3], fused.view(128, 12)[:, :4].t(), fused[:, :128].float()):
         with pytest.raises(UnsupportedInput):
             w4a16(bad, weight)
+
+
+def test_a_cpu_is_refused_unless_triton_is_interpreted(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = weights(64, 128, 64, "eight", generator, "cpu")
+    monkeypatch.setattr(checks.interpreter, "wanted", lambda: False)
+    with pytest.raises(UnsupportedInput, match="reference"):
+        w4a16(torch.zeros(1, 128, dtype=torch.bfloat16), weight)
 
 
 def test_sizes_that_do_not_match_are_refused(device: str, generator: torch.Generator) -> None:

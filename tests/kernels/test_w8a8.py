@@ -93,6 +93,8 @@ def test_refusals(device: str, generator: torch.Generator) -> None:
             w8a8(bad, scales, weight)
     with pytest.raises(UnsupportedInput, match="scales"):
         w8a8(codes, scales[:1], weight)
+    with pytest.raises(UnsupportedInput, match="several devices"):
+        w8a8(codes, scales.to("meta"), weight)
     with pytest.raises(UnsupportedInput, match="bf16 or fp16"):
         w8a8(codes, scales, weight, dtype=torch.float64)
     with pytest.raises(UnsupportedInput, match="131072"):
