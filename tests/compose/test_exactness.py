@@ -54,7 +54,7 @@ DIMENSIONS: dict[str, tuple[Any, ...]] = {
     "draft": ("", "ngram", "chain", "tree"),
     "seeded": (False, True),
     "samples": (1, 3),
-    "codec": ("", "kv_fp8", "kv_int8", "kivi"),
+    "codec": ("", "kv_fp8", "kv_int8", "kv_fp4", "kivi"),
 }
 
 

@@ -118,11 +118,13 @@ def test_bytes_shown_are_bytes_of_storages(lab: ModuleType, id: str, family: str
     assert all(isinstance(v, int) and v >= 0 for v in shown.values())
     drafts = made.drafting.nbytes()
     assert shown["draft"] == drafts
-    # A codec holds no cache, only an index of the rows of the step that runs: activations, as in any layer.
-    codecs = ("codec", "_open_codec")
+    # A codec holds its calibration, and an index of the rows of the step that runs: an activation.
+    codecs = ("codec", "_codecs", "_open_codec")
+    calibration = made.kv.stores[0].codec.nbytes
+    assert shown.get("calibration", 0) == calibration
     kv = storages([v for store in made.kv.stores for n, v in vars(store).items() if n not in codecs])
     weights = storages([made.executor.decoder])
-    assert sum(shown.values()) - drafts == sum({**kv, **weights}.values())
+    assert sum(shown.values()) - drafts - calibration == sum({**kv, **weights}.values())
 
 
 def storages(roots: list[Any]) -> dict[int, int]:

@@ -25,7 +25,7 @@ TILE = 128
 class Tile:
     """Rows ``a:b`` of the span against columns ``low:high``.
 
-    ``bias`` bfloat16 [1, b-a, 1, high-edge] hides the columns from ``edge`` on: 0 or -inf, exact in any dtype.
+    ``bias`` bfloat16 [1, b-a, 1, high-edge] hides columns from ``edge`` on: 0 or -inf, exact in any dtype.
     All rows see the columns before ``edge``.
     """
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from workbench.core import catalog
+from workbench.core.kv_calibration import kv_ranges
 from workbench.core.plan import BindContext
 from workbench.core.room import require_pool
 from workbench.engine.engine import Engine
@@ -22,6 +23,7 @@ from workbench.engine.seams import AttentionOp, KVCodec, PageGeometry
 from workbench.engine.store import PageStore, pool_nbytes
 from workbench.engine.text import MakeStream
 from workbench.kv.plain import PlainCodec
+from workbench.kv.ranges import KVRanges
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.plain import plain_pack
@@ -32,7 +34,7 @@ from workbench.spec.plan import Plan
 from workbench.spec.recipe import Recipe
 
 
-def context_of(plan: Plan, config: ModelConfig) -> BindContext:
+def context_of(plan: Plan, config: ModelConfig, ranges: KVRanges | None = None) -> BindContext:
     """What the plan's techniques may know when they bind."""
     return BindContext(
         config=config,
@@ -40,6 +42,7 @@ def context_of(plan: Plan, config: ModelConfig) -> BindContext:
         numerics=plan.numerics,
         device=torch.device(plan.device),
         page_size=plan.page_size,
+        kv_ranges=ranges,
     )
 
 
@@ -121,15 +124,30 @@ def require_memory(plan: Plan, config: ModelConfig) -> None:
     require_pool(plan.limits.kv_pool_tokens, nbytes, plan.device)
 
 
-def build_kv(plan: Plan, decoder: Decoder) -> KVCache:
-    """Page stores (one per KV group), pools and prefix index, all empty.
+def build_kv(
+    plan: Plan, decoder: Decoder, progress: Progress | None = None, cancel: Cancel | None = None
+) -> KVCache:
+    """Page stores (one per KV group), pools and prefix index, all empty; calibrates a format that asks.
 
-    Raises :class:`OptionError` when the machine lacks the memory.
+    Raises :class:`OptionError` when the machine lacks the memory, ``Cancelled`` while calibrating.
     """
     config, plain = decoder.config, PlainCodec(getattr(torch, plan.dtype))
     require_memory(plan, config)
-    codec: KVCodec = _bound(plan, "kv_codec", config) or plain
-    stores = [PageStore(codec, plain, geometry) for geometry in kv_geometries(plan, config)]
+    ranges = None
+    if any(catalog.get(use.id).spec.calibration == "kv_ranges" for use in plan.recipe):
+        ranges = kv_ranges(
+            decoder,
+            lambda: attention_op(plan, config),
+            model=plan.model,
+            weights=weights_key(plan),
+            progress=progress,
+            cancel=cancel,
+        )
+    codec: KVCodec = _bound(plan, "kv_codec", config, ranges) or plain
+    stores = [
+        PageStore(codec, plain, geometry, group.layers)
+        for geometry, group in zip(kv_geometries(plan, config), config.kv_groups, strict=True)
+    ]
     pages = stores[0].geometry.pages
     return KVCache(
         stores,
@@ -159,6 +177,9 @@ def build_engine(
     if drafter is not None:
         rule = catalog.get("verify")
         verify = _bound(plan, "verify", config) or rule.bind(rule.configure({}), context_of(plan, config))
+    static = {"weights": decoder.weights.nbytes() + decoder.table_nbytes}
+    if codec.nbytes:
+        static["calibration"] = codec.nbytes
     path = (f"attention:{op.name}", f"kv:{codec.key}", *(f"linear:{k}" for k in decoder.weights.kernels()))
     return Engine(
         Executor(decoder, kv.stores, op),
@@ -169,7 +190,7 @@ def build_engine(
         drafter=drafter,
         verify=verify,
         make_stream=make_stream,
-        static_bytes={"weights": decoder.weights.nbytes() + decoder.table_nbytes},
+        static_bytes=static,
         path=path + ((f"draft:{drafter.name}",) if drafter is not None else ()),
     )
 
@@ -195,12 +216,12 @@ def namespace(plan: Plan, decoder: Decoder, codec: KVCodec, attention: str) -> b
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
 
-def _bound(plan: Plan, seam: str, config: Any) -> Any:
+def _bound(plan: Plan, seam: str, config: Any, ranges: KVRanges | None = None) -> Any:
     """The plan's technique on a seam, bound; None when the seam is left to the engine."""
     for use in plan.recipe:
         technique = catalog.get(use.id)
         if technique.spec.seam == seam:
-            return technique.bind(plan.configs[use.id], context_of(plan, config))
+            return technique.bind(plan.configs[use.id], context_of(plan, config, ranges))
     return None
 
 

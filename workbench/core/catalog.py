@@ -29,6 +29,7 @@ MODULES: dict[str, str] = {
     "triton": "workbench.attention.triton",
     "kv_fp8": "workbench.kv.kv_fp8",
     "kv_int8": "workbench.kv.kv_int8",
+    "kv_fp4": "workbench.kv.kv_fp4",
     "kivi": "workbench.kv.kivi",
     "ngram": "workbench.speculative.ngram",
     "verify": "workbench.speculative.verify",

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from workbench.core import catalog
+from workbench.kv.ranges import KVRanges
 from workbench.models.config import ModelConfig
 from workbench.spec.errors import OptionError, PlanError
 from workbench.spec.plan import Conflict, DType, EngineLimits, Numerics, Plan
@@ -57,6 +58,7 @@ class BindContext:
     numerics: Numerics
     device: torch.device
     page_size: int
+    kv_ranges: KVRanges | None = None  # of techniques that are calibrated, once it was measured
 
 
 def plan(

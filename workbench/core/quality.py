@@ -18,7 +18,7 @@ from workbench.core.plan import ModelFacts, plan, require
 from workbench.core.provenance import provenance
 from workbench.core.quality_run import quality_run, quality_steps
 from workbench.core.quality_windows import QualitySettings, cut
-from workbench.models.datadir import data_dir
+from workbench.core.texts import shipped_text
 from workbench.models.registry import origin
 from workbench.spec.errors import RequestError
 from workbench.spec.plan import EngineLimits, Plan
@@ -90,9 +90,11 @@ def measure_quality(
 
 def held_out_text(text: str | Path | None = None) -> str:
     """``text``, the content of a file, or the shipped evaluation text; raises :class:`RequestError`."""
+    if text is None:
+        return shipped_text("evaluation")
     if isinstance(text, str):
         return text
-    path = text if text is not None else data_dir() / "text" / "eval.txt"
+    path = text
     try:
         if path.stat().st_size > MAX_TEXT_BYTES:
             raise RequestError(f"{path} has more than {MAX_TEXT_BYTES:,} bytes.", hint="Give a shorter text.")

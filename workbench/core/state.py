@@ -59,7 +59,7 @@ class EngineState:
         else:
             if self._kv is not None and self.plan is not None and weights_key(self.plan) == weights_key(plan):
                 self._kv, self.engine = None, None  # free the old pool before the new one is made
-            kv = build_kv(plan, decoder)
+            kv = build_kv(plan, decoder, progress, cancel)
         engine = build_engine(plan, decoder, kv, self.tokenizer.stream, self.tokenizer.eos_ids)
         self._kv, self.engine, self.plan = (key, kv), engine, plan
         self.ready = perf_counter()

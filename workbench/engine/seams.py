@@ -119,6 +119,18 @@ class KVCodec(Protocol):
         """Whether attention reads the planes as they are."""
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of constants it holds beside the planes, of all layers: calibration."""
+        ...
+
+    def at(self, layer: int) -> KVCodec:
+        """The codec of one of the model's layers: itself, unless it holds constants per layer.
+
+        -1 is a layer that belongs to no model layer (a drafter's).
+        """
+        ...
+
     def planes(self, geometry: PageGeometry) -> tuple[PlaneSpec, ...]:
         """The planes of a page; raises :class:`OptionError` when the geometry cannot be encoded."""
         ...

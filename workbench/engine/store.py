@@ -29,11 +29,19 @@ class ReadPlan:
 
 
 class PageStore:
-    """Owns the planes of one KV group; layer numbers are local to the group."""
+    """Owns the planes of one KV group; layer numbers are local to the group.
 
-    def __init__(self, codec: KVCodec, open_codec: KVCodec, geometry: PageGeometry) -> None:
+    ``layers`` are the model's numbers of the group's layers, for codecs with constants per layer (by default
+    the group is the whole model); layers of a drafter follow them.
+    """
+
+    def __init__(
+        self, codec: KVCodec, open_codec: KVCodec, geometry: PageGeometry, layers: Sequence[int] | None = None
+    ) -> None:
         self.codec = codec
         self.geometry = geometry
+        known = range(geometry.layers) if layers is None else layers
+        self._codecs = [codec.at(known[i] if i < len(known) else -1) for i in range(geometry.layers)]
         self.specs = codec.planes(geometry)
         rows = geometry.pages + 1  # page 0 is the null page
         self.planes = {s.name: _zeros(geometry, rows, s.dtype, s.shape) for s in self.specs}
@@ -78,8 +86,8 @@ class PageStore:
             return
         where = torch.tensor(pages, device=self.geometry.device)
         rows = torch.tensor([self._open_of[p] for p in pages], device=self.geometry.device)
-        for planes, hot in zip(self._layers, self._open_layers, strict=True):
-            self.codec.encode(planes, where, hot["k"][rows], hot["v"][rows])
+        for codec, planes, hot in zip(self._codecs, self._layers, self._open_layers, strict=True):
+            codec.encode(planes, where, hot["k"][rows], hot["v"][rows])
         self.release(pages)
 
     @property
@@ -136,7 +144,7 @@ class PageStore:
         if self.codec.grain == "page":
             self._open_codec.encode(self._open_layers[layer], where, k, v)
         else:
-            self.codec.encode(self._layers[layer], where, k, v)
+            self._codecs[layer].encode(self._layers[layer], where, k, v)
 
     def plan_read(self, pages: Sequence[int]) -> ReadPlan:
         """How the given pages (unique ids) will be read in this step."""
@@ -163,7 +171,7 @@ class PageStore:
         n_coded, n = len(plan.coded), len(plan.compact)
         k, v = self._workspace(n)
         if n_coded:
-            self.codec.decode(planes, plan.coded, k[:n_coded], v[:n_coded])
+            self._codecs[layer].decode(planes, plan.coded, k[:n_coded], v[:n_coded])
         if n > n_coded:
             hot = self._open_layers[layer]
             torch.index_select(hot["k"], 0, plan.open, out=k[n_coded:n])

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.kv.constants import NoConstants
 from workbench.numerics.affine import affine_codes, affine_parameters
 from workbench.numerics.packing import pack
 from workbench.spec.errors import OptionError
@@ -114,7 +115,7 @@ def decode_values(codes: Tensor, low: Tensor, step: Tensor, bits: int, out: Tens
 
 
 @dataclass(frozen=True)
-class KiviCodec:
+class KiviCodec(NoConstants):
     """Page-grain codec: codes in planes ``k`` and ``v``, parameters in ``k_min``, ``k_step`` and so on."""
 
     bits: int = 4

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.kv.constants import NoConstants
 from workbench.kv.rows import RowIndex
 from workbench.numerics.affine import symmetric_scale
 from workbench.numerics.e4m3 import LARGEST, e4m3_as_half, to_e4m3
@@ -84,7 +85,7 @@ def saturated(planes: Mapping[str, Tensor]) -> int:
 
 
 @dataclass(frozen=True)
-class Fp8Codec:
+class Fp8Codec(NoConstants):
     """Planes ``k``, ``v`` E4M3 [Hkv, P, D]; with scales also ``k_scale``, ``v_scale`` float16 [Hkv, P]."""
 
     scaled: bool = True

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.kv.constants import NoConstants
 from workbench.kv.rows import RowIndex
 from workbench.numerics.affine import symmetric_scale
 from workbench.spec.technique import TechniqueSpec
@@ -59,7 +60,7 @@ def dequantize(codes: Tensor, scale: Tensor, out: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Int8Codec:
+class Int8Codec(NoConstants):
     """Planes ``k``, ``v`` int8 [Hkv, P, D] and ``k_scale``, ``v_scale`` float16 [Hkv, P]."""
 
     grain: Literal["token", "page"] = "token"

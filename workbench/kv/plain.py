@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.kv.constants import NoConstants
 from workbench.kv.rows import RowIndex
 from workbench.spec.errors import OptionError
 
@@ -22,7 +23,7 @@ _AXES = ("head", "slot", "dim")
 
 
 @dataclass(frozen=True)
-class PlainCodec:
+class PlainCodec(NoConstants):
     """K and V as they are, rounded once to ``dtype`` on write."""
 
     dtype: torch.dtype

@@ -218,10 +218,10 @@ def test_a_failed_rebuild_goes_on_with_the_recipe_before(open_session, monkeypat
 
     real = state.build_kv
 
-    def fails(plan, decoder):
+    def fails(plan, *rest):
         if plan.recipe.get("kv_int8"):
             raise MemoryError("no room")
-        return real(plan, decoder)
+        return real(plan, *rest)
 
     monkeypatch.setattr(state, "build_kv", fails)
     job = session.apply(Recipe.of("paged", "kv_int8"))
