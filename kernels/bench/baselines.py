@@ -21,7 +21,7 @@ def packed_sdpa(backend: SDPBackend) -> Any:
     def run(q: Tensor, k: Tensor, v: Tensor, q_lens: Any, causal: bool, **_: Any) -> Outputs:
         heads = [x.unflatten(0, (len(q_lens), -1)).transpose(1, 2) for x in (q, k, v)]
         with sdpa_kernel([backend]):
-            out = sdpa(*heads, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+            out = sdpa(heads[0], heads[1], heads[2], is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
         return {"out": out.transpose(1, 2).flatten(0, 1)}
 
     return run

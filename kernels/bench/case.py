@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -67,8 +68,10 @@ class Lab:
     device: torch.device
     seed: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "generator", torch.Generator(self.device).manual_seed(self.seed))
+    @cached_property
+    def random(self) -> torch.Generator:
+        """The one source of its data."""
+        return torch.Generator(self.device).manual_seed(self.seed)
 
     @property
     def on_gpu(self) -> bool:
@@ -77,16 +80,16 @@ class Lab:
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """Standard normal numbers, drawn in float32 and rounded to ``dtype``."""
-        return torch.randn(shape, generator=self.generator, device=self.device).to(dtype)  # type: ignore[attr-defined]
+        return torch.randn(shape, generator=self.random, device=self.device).to(dtype)
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """Integers in ``low .. high - 1``."""
-        generator = self.generator  # type: ignore[attr-defined]
-        return torch.randint(low, high, shape, generator=generator, device=self.device).to(dtype)
+        drawn = torch.randint(low, high, shape, generator=self.random, device=self.device)
+        return drawn.to(dtype)
 
     def order(self, count: int) -> Tensor:
         """A random permutation of ``0 .. count - 1``, int64."""
-        return torch.randperm(count, generator=self.generator, device=self.device)  # type: ignore[attr-defined]
+        return torch.randperm(count, generator=self.random, device=self.device)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -23,7 +24,9 @@ from workbench.spec.errors import WorkbenchError
 
 def main() -> None:
     """Answer requests until stdin ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr
+    # What compilers print from C++ must not land between the answers either.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
     interpreter.repair()
 
@@ -43,6 +46,8 @@ def main() -> None:
 
 def parts(request: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
     """Run one request: ``do`` is facts, ceiling, prepare, check or timed; these three name `case`, `seed`."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what the case before held, its graphs included
     match request["do"]:
         case "facts":
             yield from tasks.facts(device)

@@ -89,7 +89,7 @@ def _summary(record: Mapping[str, Any]) -> str:
 
 
 def _ceilings(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, c in found.items():
         if "rate" not in c:
             rows.append((name, "not measured", "", str(c.get("error", ""))))

@@ -73,7 +73,7 @@ def filled(lab: Lab, format: str, page: int, heads: int, dim: int, lengths: Sequ
     layout = layout_of(format, page, heads, dim)
     table, pool = _tables(lab, lengths, page)
     planes = layout.allocate(pool, lab.device)
-    _poison(planes)
+    poison(planes)
     if format.startswith("kivi"):
         for some in torch.arange(pool, device=lab.device).split(max(1, _AT_ONCE // page)):
             k, v = (lab.normal(len(some), heads, page, dim) for _ in range(2))
@@ -108,6 +108,7 @@ def _slots(table: Tensor, lengths: Sequence[int], page: int) -> Tensor:
     return torch.cat(found)
 
 
-def _poison(planes: Planes) -> None:
+def poison(planes: Planes) -> None:
+    """NaN wherever a plane can hold one, large bytes elsewhere."""
     for plane in planes.values():
         plane.view(torch.uint8).fill_(0x7F) if plane.dtype.itemsize == 1 else plane.fill_(torch.nan)

@@ -41,6 +41,7 @@ def make(lab: Lab, *, format: str, page: int, starts: Any, rows: int, shape: str
         exact,
         plain=lambda: {"out": _plain(q, cache, before, made)},
         within={"lse": 1e-3},  # scores of bf16 queries, summed by the tensor cores
+        launches=True,  # blocks of rows are listed once a step, not once a layer
     )
 
 
