@@ -105,21 +105,22 @@ def w4a16_kernel(x, codes, y, scales, offsets, m_rows, N, groups, blocks,
 
 
 def _build(name: str, group: int, offset: str, split: int, bm: int, bn: int, *, kind: str = "bf16",
-           warps: int = 4, atomic: bool = False, regs: int = 96) -> Build:  # fmt: skip
+           warps: int = 4, atomic: bool = False, regs: int = 96, fails: bool = False) -> Build:  # fmt: skip
     half, out = min(group, 64), "fp32" if split > 1 else kind
     y = "*fp32" if atomic else f"tensordesc<{out}[{bm},{bn}]>"
     signature = {"x": f"tensordesc<{kind}[{bm},{half}]>", "codes": f"tensordesc<u8[{bn},{half}]>", "y": y}
     signature |= {"scales": f"*{kind}", "offsets": "*u8" if offset != "centres" else f"*{kind}"}
     signature |= dict.fromkeys(("m_rows", "N", "groups", "blocks"), "i32")
     constants = {"GROUP": group, "HALF": half, "OFFSET": offset, "SPLIT": split, "ATOMIC": atomic}
-    # One HGMMA per 16 inputs; A comes from registers. No int-to-float conversions, no byte loads from
+    # One HGMMA per 16 inputs and 64 rows, A from registers. No int-to-float conversions, no byte loads from
     # shared memory, and no serialised wgmma: at most one fence pair per dot.
-    sass = {"HGMMA": Bound(half // 8, half // 8), "HMMA": Bound(0, 0), "I2F": Bound(0, 0)}
+    products = half // 8 * bn // (16 * warps)
+    sass = {"HGMMA": Bound(products, products), "HMMA": Bound(0, 0), "I2F": Bound(0, 0)}
     sass |= {"LDS.U8": Bound(0, 0), "UTMALDG": Bound(3), "WARPGROUP": Bound(0, 6), "LDL": Bound(0, 0)}
     sass |= {"STL": Bound(0, 0), "stack": Bound(0, 0), "regs": Bound(0, regs), "warnings": Bound(0, 0)}
     sass["REDG" if atomic else "UTMASTG"] = Bound(1)
     return Build(name, signature, {**constants, "BM": bm, "BN": bn}, warps, 4 if bm == 16 else 3,
-                 ("scales", "offsets", "N"), sass)  # fmt: skip
+                 ("scales", "offsets", "N"), sass, fails)  # fmt: skip
 
 
 BUILDS = (
@@ -130,6 +131,8 @@ BUILDS = (
     _build("decode, groups of 128, zeros, fp16", 128, "zeros", 4, 16, 64, kind="fp16"),
     _build("decode, atomic split 4 (not deterministic)", 128, "zeros", 4, 16, 64, atomic=True),
     _build("prefill 64 x 128, groups of 128, zeros", 128, "zeros", 1, 64, 128, warps=8, regs=128),
+    # Four times the accumulator for the same warps: spills, and ptxas says that it serialises wgmma (C7512).
+    _build("control 64 x 256 at 4 warps", 128, "zeros", 1, 64, 256, regs=255, fails=True),
 )
 
 
