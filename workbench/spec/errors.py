@@ -182,6 +182,15 @@ class CompilerError(KernelError):
     """A compiler that is missing or too old, or that could not compile a kernel; the message quotes it."""
 
 
+# -- stored KV ----------------------------------------------------------------------------
+
+
+class PayloadError(WorkbenchError):
+    """Stored KV that is truncated, damaged, or of another format, model or calibration."""
+
+    exit_code = 5
+
+
 # -- internal contracts -------------------------------------------------------------------
 
 

@@ -1,0 +1,122 @@
+"""Self-contained bytes of stored KV: a checked prefix, a JSON header, named byte streams.
+
+Little endian::
+
+    4  magic  "\\x89WKV"          8  format name, ASCII, zero padded
+    2  version of the format      4  H, bytes of the header
+    8  length of the whole        4  CRC-32 of the prefix so far and the header
+    H  {"header": {...}, "streams": [[name, bytes, crc32], ...]}
+       the streams, one after the other
+
+Everything is checked before it is used, so a payload that is cut off, damaged or of another kind is refused
+by name and place. There is no pickle, and nothing is allocated on a payload's word alone.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.spec.errors import PayloadError
+
+MAGIC = b"\x89WKV"
+_PREFIX = struct.Struct("<4s8sHIQ")
+_CRC = struct.Struct("<I")
+START = _PREFIX.size + _CRC.size
+_AGAIN = "Get it again from where it was stored."
+
+
+@dataclass(frozen=True)
+class Payload:
+    """``header`` is the format's own; ``streams`` are views into the bytes read."""
+
+    header: dict[str, Any]
+    streams: dict[str, memoryview]
+
+    def stream(self, name: str, nbytes: int | None = None) -> memoryview:
+        """A stream by name, of ``nbytes`` bytes if given; raises :class:`PayloadError` when it is not so."""
+        found = self.streams.get(name)
+        if found is None:
+            raise PayloadError(f"The stored KV has no stream {name!r}.", hint=_AGAIN)
+        if nbytes is not None and len(found) != nbytes:
+            raise PayloadError(
+                f"Stream {name!r} has {len(found):,} bytes; its header implies {nbytes:,}.", hint=_AGAIN
+            )
+        return found
+
+
+def write_payload(
+    kind: str, version: int, header: Mapping[str, Any], streams: Mapping[str, bytes | bytearray]
+) -> bytes:
+    """The bytes of a payload; equal arguments give equal bytes."""
+    table = [[name, len(data), zlib.crc32(data)] for name, data in streams.items()]
+    text = json.dumps(
+        {"header": header, "streams": table}, sort_keys=True, separators=(",", ":"), allow_nan=False
+    ).encode()
+    total = START + len(text) + sum(len(d) for d in streams.values())
+    prefix = _PREFIX.pack(MAGIC, kind.encode("ascii"), version, len(text), total)
+    return b"".join((prefix, _CRC.pack(zlib.crc32(text, zlib.crc32(prefix))), text, *streams.values()))
+
+
+def read_payload(data: bytes | memoryview, kind: str, version: int) -> Payload:
+    """Check and split a payload of format ``kind``.
+
+    Raises :class:`PayloadError`, naming what is wrong and at which byte, when it is truncated or longer than
+    it says, damaged, of another format, or of a version other than ``version``.
+    """
+    view = memoryview(data)
+    if len(view) < START:
+        raise PayloadError(f"Stored KV begins with {START} bytes; only {len(view)} are here.", hint=_AGAIN)
+    magic, name, found, size, total = _PREFIX.unpack(view[: _PREFIX.size])
+    if magic != MAGIC:
+        raise PayloadError(
+            "This is no stored KV: its first four bytes are not the mark.", hint="Check the file."
+        )
+    if START + size > len(view) or total != len(view):
+        raise PayloadError(
+            f"The stored KV should have {max(total, START + size):,} bytes; {len(view):,} are here.",
+            hint=_AGAIN,
+        )
+    text = bytes(view[START : START + size])
+    (crc,) = _CRC.unpack(view[_PREFIX.size : START])
+    if zlib.crc32(text, zlib.crc32(view[: _PREFIX.size])) != crc:
+        raise PayloadError(
+            f"The header of the stored KV (bytes 0 to {START + size}) is damaged.", hint=_AGAIN
+        )
+    if name.rstrip(b"\0") != kind.encode("ascii"):
+        raise PayloadError(
+            f"The stored KV is in format {name.rstrip(bytes(1)).decode('ascii', 'replace')!r}, not {kind!r}.",
+            hint="Decode it with the codec that wrote it.",
+        )
+    if found != version:
+        raise PayloadError(
+            f"The stored KV has version {found} of format {kind!r}; this codec reads version {version}.",
+            hint="Encode it again, or use the release that wrote it.",
+        )
+    try:
+        told = json.loads(text)
+        header, table = dict(told["header"]), [(str(n), int(b), int(c)) for n, b, c in told["streams"]]
+    except (ValueError, KeyError, TypeError, RecursionError) as err:
+        raise PayloadError(f"The header of the stored KV cannot be read: {err}.", hint=_AGAIN) from None
+    return Payload(header, _streams(view, START + size, table))
+
+
+def _streams(view: memoryview, at: int, table: list[tuple[str, int, int]]) -> dict[str, memoryview]:
+    streams = {}
+    for name, size, crc in table:
+        part = view[at : at + size] if size >= 0 else view[:0]
+        if len(part) != size:
+            raise PayloadError(
+                f"Stream {name!r} should have {size:,} bytes; {len(part):,} are here.", hint=_AGAIN
+            )
+        if zlib.crc32(part) != crc:
+            raise PayloadError(f"Stream {name!r} (bytes {at:,} to {at + size:,}) is damaged.", hint=_AGAIN)
+        streams[name] = part
+        at += size
+    if at != len(view):
+        raise PayloadError(f"The stored KV has {len(view) - at:,} bytes that no stream owns.", hint=_AGAIN)
+    return streams
