@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.models.names import DEFAULT_MODEL, SHIPPED_MODEL
@@ -29,7 +29,7 @@ class Parameters:
     ``model``: a name of the registry or a folder; empty takes the default model where it has been fetched,
     else the shipped one. ``device``: cpu or cuda. ``seed``: of sampling and prompts. ``budget_s``: seconds
     the slow parts may take. ``profile``: *interactive*; *bench*; *smoke* runs everything once, as short as it
-    goes.
+    goes. ``own``: what only this notebook takes, all of it text.
     """
 
     model: str
@@ -38,6 +38,7 @@ class Parameters:
     budget_s: float
     profile: str
     note: str = ""  # why the model is another one than somebody might expect
+    own: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def smoke(self) -> bool:
@@ -56,22 +57,24 @@ class Parameters:
     def __str__(self) -> str:
         where = f"model={self.model} device={self.device} seed={self.seed}"
         line = f"{where} budget_s={self.budget_s:g} profile={self.profile}"
+        line = " ".join([line, *(f"{name}={value}" for name, value in self.own.items() if value)])
         return f"{line}\n{self.note}" if self.note else line
 
 
-def parameters(namespace: Mapping[str, Any]) -> Parameters:
-    """The parameters in a notebook's ``globals()``.
+def parameters(namespace: Mapping[str, Any], own: Iterable[str] = ()) -> Parameters:
+    """The parameters in a notebook's ``globals()``; ``own`` names text parameters that only it has.
 
     Raises :class:`OptionError` for a name that papermill injected and no notebook has, and for a value of the
     wrong type or out of range.
     """
+    types = {**_TYPES, **dict.fromkeys(own, str)}
     for name in injected(namespace.get("In", ())):
-        if name not in _TYPES:
-            close = difflib.get_close_matches(name, _TYPES, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Parameters: {', '.join(_TYPES)}."
+        if name not in types:
+            close = difflib.get_close_matches(name, types, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Parameters: {', '.join(types)}."
             raise OptionError(f"This notebook has no parameter {name!r}.", hint=hint)
     values: dict[str, Any] = {}
-    for name, kind in _TYPES.items():
+    for name, kind in types.items():
         if name not in namespace:
             raise OptionError(f"The parameter {name!r} is not set.", hint="Run the parameters cell first.")
         values[name] = _typed(name, namespace[name], kind)
@@ -83,7 +86,7 @@ def parameters(namespace: Mapping[str, Any]) -> Parameters:
         raise OptionError("seed must be at least 0 and budget_s above 0.")
     if not values["model"]:
         values["model"], values["note"] = _model_here()
-    return Parameters(**values)
+    return Parameters(**{n: values.pop(n) for n in (*_TYPES, "note") if n in values}, own=values)
 
 
 def _model_here() -> tuple[str, str]:

@@ -19,6 +19,7 @@ from workbench.widgets.kernel_views.machine_code import (
     MachineCode,
     fp8_answer,
     fp8_paths,
+    read_fp8_builds,
     read_machine_code,
 )
 from workbench.widgets.kernel_views.source_view import SourceView
@@ -101,8 +102,8 @@ def test_source_and_operands_are_escaped(tmp_path: Path) -> None:
         ({"QGMMA.64x128x32.F32.E4M3.E4M3": 4}, "*fp8e4nv", "FP8 is on the FP8 path: 4 QGMMA."),
         ({"QGMMA": 4, "HGMMA": 2}, "*fp8e4nv", "Partly"),
         ({"HMMA.16816.F32.BF16": 8}, "*fp8e4nv", "FP8 in memory only, multiplied in 16 bits: 8 HMMA."),
-        ({"HGMMA": 8}, "*bf16", "No FP8 comes in: 8 HGMMA."),
-        ({"FADD": 8}, "tensordesc<fp8e4nv[64, 128]>", "not multiplied: no matrix instruction"),
+        ({"HGMMA": 8}, "*bf16", "No FP8 here: 8 HGMMA."),
+        ({"FADD": 8}, "tensordesc<fp8e4nv[64, 128]>", "but not multiplied: no matrix instruction"),
     ],
 )
 def test_the_answer_about_fp8(code: MachineCode, opcodes: dict[str, int], signature: str, says: str) -> None:
@@ -126,3 +127,10 @@ def test_what_cannot_be_shown_says_why(code: MachineCode, monkeypatch: pytest.Mo
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match="triton"):
         read_machine_code("fa3_fwd")
+
+
+def test_one_fp8_build_of_each_kernel_that_has_one() -> None:
+    (found,) = read_fp8_builds(["fa3_fwd", "gemm_fp8_block", "no such kernel"])
+    assert found.compiled.request.kernel.name == "gemm_fp8_block"
+    assert found.answer().startswith("FP8 is on the FP8 path: ")
+    assert read_fp8_builds(["fa3_fwd"]) == []

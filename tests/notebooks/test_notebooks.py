@@ -17,6 +17,9 @@ from workbench.widgets.notebook import injected, parameters
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = {"model", "device", "seed", "budget_s", "profile"}
+#: What only one notebook takes, and a phrase that its exported page must show.
+OWN = {"40_attention_kernels": {"kernel", "build", "gpu_report"}}
+TOLD = {"00_start": "KV in use", "40_attention_kernels": "running max m"}
 SMOKE = {"model": "tiny", "profile": "smoke", "budget_s": 5.0, "seed": 3}
 
 
@@ -57,8 +60,8 @@ def test_nbw_06_parameters_are_typed_literals_of_the_known_names(path: Path) -> 
     nb = nbformat.read(path, as_version=4)
     body = ast.parse(nb.cells[tagged(nb, "parameters")[0]].source).body
     values = {node.targets[0].id: ast.literal_eval(node.value) for node in body}  # type: ignore[attr-defined]
-    assert set(values) == NAMES
-    assert str(parameters(values))
+    assert set(values) == NAMES | OWN.get(path.stem, set())
+    assert str(parameters(values, OWN.get(path.stem, ())))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -94,7 +97,7 @@ def test_nbw_06_injected_values_come_after_the_defaults_and_take_effect(executed
 def test_nbw_08_executed_copies_are_valid_and_export_to_html(executed: tuple[Path, Any]) -> None:
     from nbconvert import HTMLExporter
 
-    _, nb = executed
+    path, nb = executed
     nbformat.validate(nb)
     widgets = nb.metadata.get("widgets")
     if widgets is not None:
@@ -102,7 +105,7 @@ def test_nbw_08_executed_copies_are_valid_and_export_to_html(executed: tuple[Pat
         assert state["state"]
         assert {"version_major", "version_minor"} <= set(state)
     page, _ = HTMLExporter(require_js_url="", mathjax_url="").from_notebook_node(nb)
-    assert "KV in use" in page
+    assert TOLD[path.stem] in page
     for output in (o for c in nb.cells if c.cell_type == "code" for o in c.outputs if "data" in o):
         assert "NaN" not in json.dumps(output.data.get("application/vnd.plotly.v1+json", {}))
 
@@ -152,6 +155,21 @@ def test_nbw_06_names_are_read_from_papermills_own_cell() -> None:
 def test_nbw_06_bad_values_are_refused(name: str, value: Any) -> None:
     with pytest.raises(OptionError):
         parameters({**GOOD, name: value})
+
+
+def test_nbw_06_a_notebook_may_have_text_parameters_of_its_own() -> None:
+    given = {**GOOD, "gpu_report": "", "kernel": "fa3_fwd"}
+    found = parameters(given, own=("kernel", "gpu_report"))
+    assert dict(found.own) == {"kernel": "fa3_fwd", "gpu_report": ""}
+    assert str(found).endswith("profile=smoke kernel=fa3_fwd")
+    assert not parameters(given).own
+    cells = ["# Parameters\ngpu_reprot = 'x'\n"]
+    with pytest.raises(OptionError, match=r"no parameter 'gpu_reprot'.*'gpu_report'"):
+        parameters({**given, "In": cells}, own=("kernel", "gpu_report"))
+    with pytest.raises(OptionError, match="gpu_report = 3"):
+        parameters({**given, "gpu_report": 3}, own=("gpu_report",))
+    with pytest.raises(OptionError, match="parameters cell"):
+        parameters(GOOD, own=("gpu_report",))
 
 
 def test_nbw_06_a_missing_parameter_is_refused() -> None:

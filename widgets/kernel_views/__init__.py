@@ -15,6 +15,8 @@ _WHERE = {
     "compare_fp8": "fp8_error",
     "draw_roofline": "roofline",
     "fp8_paths": "machine_code",
+    "optional": "missing",
+    "read_fp8_builds": "machine_code",
     "read_machine_code": "machine_code",
     "record_overlap": "overlap",
     "walk_row": "tile_walk",

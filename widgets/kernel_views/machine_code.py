@@ -21,6 +21,8 @@ from workbench.widgets.kernel_views import source_view
 from workbench.widgets.palette import Theme
 from workbench.widgets.table import Table
 
+#: Kernel files that read FP8: attention, a linear layer, and a cache that is decoded.
+FP8_KERNELS = ("fa3_fwd_fp8", "gemm_fp8_block", "paged_decode")
 _IN_FLIGHT = "rgba(47,127,209,0.13)"
 #: Lanes of the strip, top down: name and colour.
 LANES: tuple[tuple[str, str], ...] = (
@@ -148,6 +150,16 @@ def read_machine_code(kernel: str = "fa3_fwd", *builds: str) -> list[MachineCode
     return [_read(compiled) for compiled in compile_builds(wanted)]
 
 
+def read_fp8_builds(names: Sequence[str] = FP8_KERNELS) -> list[MachineCode]:
+    """The first build with FP8 inputs of each named kernel file that is there and has one."""
+    first: dict[str, Any] = {}
+    for request in requests([n for n in names if n in kernels.CATALOGUE]):
+        takes_fp8 = any("fp8" in kind for kind in request.build.signature.values())
+        if takes_fp8 and not request.build.fails:
+            first.setdefault(request.module, request)
+    return [_read(compiled) for compiled in compile_builds(list(first.values()))]
+
+
 def fp8_answer(compiled: Compiled) -> str:
     """One sentence: which matrix instructions a build uses, and whether FP8 inputs reach them as FP8."""
     facts, build = compiled.facts, compiled.request.build
@@ -158,14 +170,14 @@ def fp8_answer(compiled: Compiled) -> str:
     has_fp8 = any("fp8" in kind for kind in build.signature.values())
     sixteen = counts["HGMMA"] + counts["HMMA"]
     if not has_fp8:
-        return f"No FP8 comes in: {used}."
+        return f"No FP8 here: {used}."
     if counts["QGMMA"] and not sixteen:
         return f"FP8 is on the FP8 path: {used}."
     if counts["QGMMA"]:
         return f"Partly on the FP8 path: {used}."
     if sixteen:
         return f"FP8 in memory only, multiplied in 16 bits: {used}."
-    return f"FP8 comes in, but is not multiplied: {used}."
+    return f"FP8 is read or written, but not multiplied: {used}."
 
 
 def fp8_paths(codes: Sequence[MachineCode]) -> Table:
