@@ -14,38 +14,21 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from workbench.kernels.attention.fa3_parts import FLOOR, capped, clean_tail, finish, masked, write_out
-from workbench.kernels.attention.fa3_schedule import produce, tile_of
+from workbench.kernels.attention.fa3_schedule import barriers, produce, tile_of
 
 
 @gluon.jit
 def consume(
-    c: gl.constexpr,
-    o_desc,
-    o_ptr,
-    lse_ptr,
-    smem,
-    bars,
-    turn,
-    work_ptr,
-    sizes,
-    scale,
-    cap,
-    CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr,
-    HD: gl.constexpr,
-    BN: gl.constexpr,
-    ST: gl.constexpr,
-    PINGPONG: gl.constexpr,
-    EARLY_WAIT: gl.constexpr,
-):
+    c: gl.constexpr, o_desc, o_ptr, lse_ptr, smem, bars, turn, work_ptr, sizes, scale, cap,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, HD: gl.constexpr, BN: gl.constexpr,
+    ST: gl.constexpr, PINGPONG: gl.constexpr, EARLY_WAIT: gl.constexpr,
+):  # fmt: skip
     """Consumer ``c``: rows ``64 c .. 64 c + 64`` of every tile of this block."""
     q_smem, k_smem, v_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -142,7 +125,7 @@ def consume(
             o = warpgroup_mma(p, v_smem.index(v_slot), o, is_async=True)
             o = warpgroup_mma_wait(0, deps=[o])
             mbarrier.arrive(v_empty.index(v_slot), count=1)
-            o, lse = finish(o, m, total, factor, row_o)
+            o, lse = finish(o, m * factor, total, row_o)
             # Read again rather than held in registers through the loop.
             head = tile // n_items
             row = gl.load(item) + 64 * c
@@ -155,114 +138,27 @@ def consume(
 
 @gluon.jit
 def fa3_fwd_kernel(
-    q_desc,
-    k_desc,
-    v_desc,
-    o_desc,
-    o_ptr,
-    lse_ptr,
-    work_ptr,
-    pages_ptr,
-    n_items,
-    n_tiles,
-    group,
-    q_rows,
-    q_cols,
-    kv_rows,
-    kv_cols,
-    page_rows,
-    o_row,
-    lse_row,
-    window,
-    scale,
-    cap,
-    CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr,
-    PAGE: gl.constexpr,
-    HD: gl.constexpr,
-    BN: gl.constexpr,
-    ST: gl.constexpr,
-    PINGPONG: gl.constexpr,
-    EARLY_WAIT: gl.constexpr,
-):
+    q_desc, k_desc, v_desc, o_desc, o_ptr, lse_ptr, work_ptr, pages_ptr, n_items, n_tiles, group,
+    q_rows, q_cols, kv_rows, kv_cols, page_rows, o_row, lse_row, window, scale, cap,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, PAGE: gl.constexpr, HD: gl.constexpr,
+    BN: gl.constexpr, ST: gl.constexpr, PINGPONG: gl.constexpr, EARLY_WAIT: gl.constexpr,
+):  # fmt: skip
     """A persistent block: shared memory and barriers, then three partitions until the work is done."""
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 64, HD], q_desc.layout)
     k_smem = gl.allocate_shared_memory(k_desc.dtype, [ST, BN, HD], k_desc.layout)
     v_smem = gl.allocate_shared_memory(v_desc.dtype, [ST, BN, HD], v_desc.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
-        mbarrier.init(turn.index(i), count=1)
-    for i in gl.static_range(ST):
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=2)
-        mbarrier.init(v_empty.index(i), count=2)
-    fence_async_shared()
+    bars, turn = barriers(ST)
     smem = (q_smem, k_smem, v_smem)
-    bars = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     sizes = (n_items, n_tiles, o_row, lse_row, window)
     loads = (n_items, n_tiles, group, q_rows, q_cols, kv_rows, kv_cols, page_rows)
     gl.warp_specialize(
         [
-            (
-                consume,
-                (
-                    0,
-                    o_desc,
-                    o_ptr,
-                    lse_ptr,
-                    smem,
-                    bars,
-                    turn,
-                    work_ptr,
-                    sizes,
-                    scale,
-                    cap,
-                    CAUSAL,
-                    WINDOW,
-                    SOFTCAP,
-                    HD,
-                    BN,
-                    ST,
-                    PINGPONG,
-                    EARLY_WAIT,
-                ),
-            ),
-            (
-                consume,
-                (
-                    1,
-                    o_desc,
-                    o_ptr,
-                    lse_ptr,
-                    smem,
-                    bars,
-                    turn,
-                    work_ptr,
-                    sizes,
-                    scale,
-                    cap,
-                    CAUSAL,
-                    WINDOW,
-                    SOFTCAP,
-                    HD,
-                    BN,
-                    ST,
-                    PINGPONG,
-                    EARLY_WAIT,
-                ),
-            ),
-            (produce, (q_desc, k_desc, v_desc, smem, bars, work_ptr, pages_ptr, loads, BN, ST, PAGE)),
+            (consume, (0, o_desc, o_ptr, lse_ptr, smem, bars, turn, work_ptr, sizes, scale, cap,
+                       CAUSAL, WINDOW, SOFTCAP, HD, BN, ST, PINGPONG, EARLY_WAIT)),
+            (consume, (1, o_desc, o_ptr, lse_ptr, smem, bars, turn, work_ptr, sizes, scale, cap,
+                       CAUSAL, WINDOW, SOFTCAP, HD, BN, ST, PINGPONG, EARLY_WAIT)),
+            (produce, (q_desc, k_desc, v_desc, smem, bars, work_ptr, pages_ptr, loads, BN, ST, PAGE, 0)),
         ],
         [4, 1],
         [240, 24],
-    )
+    )  # fmt: skip

@@ -68,22 +68,22 @@ def clean_tail(v_tile, valid, BN: gl.constexpr, HD: gl.constexpr):
 
 
 @gluon.jit
-def finish(o, m, total, factor, row_o: gl.constexpr):
-    """Normalised output and LSE (natural log) of a block of rows."""
+def finish(o, m, total, row_o: gl.constexpr):
+    """Normalised output and LSE (natural log) of a block of rows; ``m`` in log2 units."""
     seen = total != 0.0  # NaN counts as seen: it must reach the result
     total = gl.where(seen, total, 1.0)
-    lse = gl.where(seen, m * (factor * LN_2) + gl.log2(total) * LN_2, float("-inf"))
+    lse = gl.where(seen, (m + gl.log2(total)) * LN_2, float("-inf"))
     o = o * gl.convert_layout(gl.where(seen, 1.0 / total, 0.0), row_o)[:, None]
     return o, lse
 
 
 @gluon.jit
-def write_out(o, o_desc, o_ptr, q_tile, row, rows, head, o_row, HD: gl.constexpr, layout: gl.constexpr):
-    """A full block leaves by TMA from the Q buffer; a ragged one row by row, to stay in its sequence."""
+def write_out(o, o_desc, o_ptr, o_tile, row, rows, head, o_row, HD: gl.constexpr, layout: gl.constexpr):
+    """A full block leaves by TMA through shared memory; a ragged one row by row, within its sequence."""
     if rows >= 64:
-        q_tile.store(o)
+        o_tile.store(o)
         fence_async_shared()
-        tma.async_copy_shared_to_global(o_desc, [row, head * HD], q_tile)
+        tma.async_copy_shared_to_global(o_desc, [row, head * HD], o_tile)
         tma.store_wait(0)
     else:
         i = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))

@@ -11,7 +11,30 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+
+@gluon.jit
+def barriers(ST: gl.constexpr):
+    """Initialised barriers: Q, K and V full and empty, and whose turn it is; see `fa3_kernel` for counts."""
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=1)
+        mbarrier.init(turn.index(i), count=1)
+    for i in gl.static_range(ST):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=2)
+        mbarrier.init(v_empty.index(i), count=2)
+    fence_async_shared()
+    return (q_full, q_empty, k_full, k_empty, v_full, v_empty), turn
 
 
 @gluon.jit
@@ -34,19 +57,13 @@ def kv_row_of(j, kv_base, pages_ptr, page_rows, BN: gl.constexpr, PAGE: gl.const
 
 @gluon.jit
 def produce(
-    q_desc,
-    k_desc,
-    v_desc,
-    smem,
-    bars,
-    work_ptr,
-    pages_ptr,
-    sizes,
-    BN: gl.constexpr,
-    ST: gl.constexpr,
-    PAGE: gl.constexpr,
-):
-    """The producer warp: K, then both Q halves, then V of the first tile; K and V of all others."""
+    q_desc, k_desc, v_desc, smem, bars, work_ptr, pages_ptr, sizes,
+    BN: gl.constexpr, ST: gl.constexpr, PAGE: gl.constexpr, VT: gl.constexpr,
+):  # fmt: skip
+    """The producer warp: K, then both Q halves, then V of the first tile; K and V of all others.
+
+    With ``VT`` (the head size) pages hold V transposed, ``[D, PAGE]`` where K has ``[PAGE, D]``.
+    """
     q_smem, k_smem, v_smem = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     n_items, n_tiles, group, q_rows, q_cols, kv_rows, kv_cols, page_rows = sizes
@@ -82,8 +99,10 @@ def produce(
                         )
                 mbarrier.wait(v_empty.index(slot), phase ^ 1)
                 mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    v_desc, [row, kv_head * kv_cols], v_full.index(slot), v_smem.index(slot)
-                )
+                if VT > 0:  # noqa: SIM108 — decided while compiling
+                    v_at = [row // PAGE * VT, row % PAGE]
+                else:
+                    v_at = [row, kv_head * kv_cols]
+                tma.async_copy_global_to_shared(v_desc, v_at, v_full.index(slot), v_smem.index(slot))
                 n += 1
             t += 1

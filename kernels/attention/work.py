@@ -14,7 +14,8 @@ from torch import Tensor
 from workbench.kernels.spec import Cost
 
 #: Columns of the work list: first query row, valid rows, position of the first query among the keys, first
-#: KV row (or first entry of the flattened page table), keys, first and past-the-last KV tile, unused.
+#: KV row (or first entry of the flattened page table), keys, first and past-the-last KV tile, number of the
+#: query tile counted over the whole batch.
 FIELDS = 8
 
 
@@ -33,7 +34,7 @@ def work_list(
     Tiles are ``bm`` queries by ``bn`` keys. ``window`` is the number of keys a query sees, itself included
     (0: all). ``width`` is that of the page table; 0 means that K and V are packed, sequence after sequence.
     """
-    items, q_row, kv_row = [], 0, 0
+    items, q_row, kv_row, block = [], 0, 0, 0
     for sequence, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
         first = torch.arange(0, q_len, bm)
         rows = (q_len - first).clamp(max=bm)
@@ -43,9 +44,10 @@ def work_list(
         lo = torch.div((position - window + 1).clamp(min=0), bn, rounding_mode="floor") if window else 0 * hi
         base = sequence * width if width else kv_row
         fixed = [torch.full_like(first, value) for value in (base, kv_len)]
-        found = torch.stack([q_row + first, rows, position, *fixed, lo, hi, 0 * hi], 1)
+        number = block + torch.arange(len(first))
+        found = torch.stack([q_row + first, rows, position, *fixed, lo, hi, number], 1)
         items.append(found[hi > lo])
-        q_row, kv_row = q_row + q_len, kv_row + kv_len
+        q_row, kv_row, block = q_row + q_len, kv_row + kv_len, block + len(first)
     work = torch.cat(items) if items else torch.zeros(0, FIELDS, dtype=torch.int64)
     longest_first = torch.argsort(work[:, 6] - work[:, 5], descending=True, stable=True)
     return work[longest_first].to(torch.int32)

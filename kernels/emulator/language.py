@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,13 @@ from workbench.kernels.emulator.errors import EmulatorError
 from workbench.kernels.emulator.machine import Machine, Partition
 from workbench.kernels.emulator.memory import Barrier, Descriptor, Pointer, Shared, allocate, poison
 from workbench.kernels.emulator.values import Int, Tile, raw, torch_dtype
+
+
+def name_shared(variables: Mapping[str, Any]) -> None:
+    """Allocations are called what the kernel calls them."""
+    for name, value in variables.items():
+        if isinstance(value, Shared) and value.root is value:
+            value.name = name
 
 
 class Gl:
@@ -116,9 +123,7 @@ class Gl:
         self, parts: Any, warps: Sequence[int], registers: Sequence[int] | None = None
     ) -> None:
         """Run every partition; their first failure is raised here."""
-        for name, value in sys._getframe(1).f_locals.items():
-            if isinstance(value, Shared):
-                value.name = name
+        name_shared(sys._getframe(1).f_locals)
         names = [f"partition {i} ({function.__name__})" for i, (function, _) in enumerate(parts)]
         self._machine.run(
             [
@@ -147,6 +152,7 @@ class Mbarrier:
 
     def init(self, where: Shared, count: int) -> None:
         """A fresh barrier."""
+        name_shared(sys._getframe(1).f_locals)
         self._barriers[id(where.root), where.slot] = Barrier(count, "barrier")
 
     def expect(self, where: Shared, size: int, pred: bool = True) -> None:
