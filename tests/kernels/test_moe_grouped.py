@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.kernels.layouts.experts import interleave_gate_up, split_gate_up
+from workbench.kernels.moe.moe_align import Aligned, moe_align
 from workbench.kernels.moe.moe_grouped import cost, moe_grouped, reference
 from workbench.spec.errors import UnsupportedInput, WrongShape
 
@@ -96,6 +97,27 @@ def test_moe_01_all_tokens_to_one_expert_and_no_tokens_at_all(
     check(moe_grouped(*case), case)
     none = Layer(case.x[:0], case.gate_up, case.down, case.ids[:0], case.weights[:0])
     assert moe_grouped(*none).shape == (0, 64)
+
+
+def test_blocks_behind_the_true_length_are_never_touched(
+    device: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unused end of the lists names a real slot and an expert that does not exist."""
+    case = layer(9, 1, 4, 64, 64, generator, device)
+    clean = moe_grouped(*case, block=16)
+
+    def spoilt(ids: Tensor, experts: int, block: int, expert_map: Tensor | None = None) -> Aligned:
+        found = moe_align(ids, experts, block, expert_map)
+        used = int(found.total)
+        assert used < found.slots.numel()
+        found.slots[used:], found.experts[used // block :] = 0, 1 << 20
+        return found
+
+    monkeypatch.setattr("workbench.kernels.moe.moe_grouped.moe_align", spoilt)
+    case.ids[:] = case.ids % 2  # experts 2 and 3 get nothing, so blocks are left over
+    poisoned = moe_grouped(*case, block=16)
+    check(poisoned, case)
+    assert not torch.equal(poisoned, clean)
 
 
 def test_ids_of_no_expert_contribute_nothing(device: str, generator: torch.Generator) -> None:
