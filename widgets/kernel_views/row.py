@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from workbench.attention.reference import attend
 from workbench.kernels.attention.tile_walk import walk
 from workbench.models.config import ModelConfig
 from workbench.models.datadir import data_dir
@@ -97,7 +97,9 @@ def _rows(decoder: Decoder, ids: list[int], layers: Iterable[int]) -> dict[int, 
         kept[layer] = (q[-1].clone(), k[-window:].clone(), v[-window:].clone())
         behind = position[:, None] - position[None, :]
         mask = (behind >= 0) & (behind < window)
-        return attend(q, k, v, mask).flatten(1)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = scaled_dot_product_attention(q, k, v, mask, scale=1.0, enable_gqa=True)
+        return out[0].transpose(0, 1).flatten(1)
 
     with torch.inference_mode():
         decoder.forward(torch.tensor(ids), position, attend_and_keep)
