@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.core.benchmark_engine import random_prompts
@@ -63,39 +64,21 @@ class Streaming:
 
 
 def decode_turn(arrivals: Sequence[Arrival], batch: int) -> Turn:
-    """From the step that gave the last sequence its first token to the step that ended the first sequence.
+    """The steps in which all sequences ran, marked by the arrivals of the one whose first token came last.
 
-    Raises :class:`JobFailed` when the sequences never ran all together.
+    From its first token to its last one before which no sequence had ended, give or take the moments within
+    a step; the amount is all tokens that came in between. Raises :class:`JobFailed` when there is no step.
     """
-    steps = list(grouped(arrivals))
-    waiting = set(range(batch))
-    left = [0] * batch
-    for a in arrivals:
-        left[a.sequence] += a.tokens
-    window: list[tuple[float, int]] = []  # end and tokens of each step, from the first with all of them
-    for step in steps:
-        for a in step:
-            left[a.sequence] -= a.tokens
-        waiting -= {a.sequence for a in step}
-        if not waiting:
-            window.append((step[-1].at, sum(a.tokens for a in step)))
-        if not all(left):
-            break
-    if len(window) < 2:
+    came = [a for a in arrivals if a.tokens]
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for a in came:
+        first.setdefault(a.sequence, a.at)
+        last[a.sequence] = a.at
+    latest = max(first, key=first.__getitem__, default=-1)
+    marks = [a.at for a in came if a.sequence == latest]
+    ended = min(last.values(), default=0.0)
+    full = [at for before, at in pairwise(marks) if before < ended]
+    if len(first) < batch or not full:
         raise JobFailed("decode", "its sequences never decoded all together", hint="Ask for more tokens.")
-    return Turn(window[-1][0] - window[0][0], sum(made for _, made in window[1:]))
-
-
-def grouped(arrivals: Sequence[Arrival]) -> list[list[Arrival]]:
-    """Arrivals by engine step: a new one begins when a sequence comes again. Empty arrivals are dropped."""
-    steps: list[list[Arrival]] = []
-    seen: set[int] = set()
-    for a in arrivals:
-        if not a.tokens:
-            continue
-        if not steps or a.sequence in seen:
-            steps.append([])
-            seen = set()
-        steps[-1].append(a)
-        seen.add(a.sequence)
-    return steps
+    return Turn(full[-1] - marks[0], sum(a.tokens for a in came if marks[0] < a.at <= full[-1]))

@@ -15,7 +15,7 @@ import torch
 
 from workbench.core import benchmark_gguf, benchmark_openmp, peers
 from workbench.core.benchmark import BENCHES, BenchSettings
-from workbench.core.benchmark_arrivals import Arrival, Streaming, decode_turn, grouped
+from workbench.core.benchmark_arrivals import Arrival, Streaming, decode_turn
 from workbench.core.benchmark_engine import random_prompts
 from workbench.core.benchmark_gguf import PeerFile, peer_file
 from workbench.core.peers import PEERS, check_peers, peers_of_extra
@@ -92,13 +92,9 @@ def stream(*steps: tuple[float, str]) -> list[Arrival]:
     ]
 
 
-def test_arrivals_fall_into_steps() -> None:
-    steps = grouped([*stream((1.0, "01"), (2.0, "01")), Arrival(2.5, 0, 0), *stream((3.0, "1"))])
-    assert [[a.sequence for a in step] for step in steps] == [[0, 1], [0, 1], [1]]
-
-
 def test_only_steps_of_the_whole_batch_are_decode_steps() -> None:
-    even = decode_turn(stream((1.0, "01"), (1.5, "01"), (2.0, "01")), 2)
+    steps = stream((1.0, "01"), (1.5, "01"), (2.0, "01"))
+    even = decode_turn([*steps, Arrival(2.5, 0, 0)], 2)  # an end without a token
     assert even.amount == 4 and even.seconds == pytest.approx(1.0)
     # 0 starts early and ends early: between 1's first token and 0's last, two steps of both, one with three
     staggered = stream((1.0, "0"), (2.0, "01"), (3.0, "01"), (4.0, "001"), (9.0, "1"))
@@ -107,8 +103,9 @@ def test_only_steps_of_the_whole_batch_are_decode_steps() -> None:
 
 
 def test_a_batch_that_never_ran_together_is_no_measurement() -> None:
-    with pytest.raises(JobFailed, match="all together"):
-        decode_turn(stream((1.0, "0"), (2.0, "0"), (3.0, "1"), (4.0, "1")), 2)
+    for apart in (stream((1.0, "0"), (2.0, "0"), (3.0, "1"), (4.0, "1")), stream((1.0, "0"), (2.0, "0")), []):
+        with pytest.raises(JobFailed, match="all together"):
+            decode_turn(apart, 2)
 
 
 @pytest.mark.parametrize(
