@@ -124,15 +124,11 @@ def require_memory(plan: Plan, config: ModelConfig) -> None:
     require_pool(plan.limits.kv_pool_tokens, nbytes, plan.device)
 
 
-def build_kv(
+def kv_codec(
     plan: Plan, decoder: Decoder, progress: Progress | None = None, cancel: Cancel | None = None
-) -> KVCache:
-    """Page stores (one per KV group), pools and prefix index, all empty; calibrates a format that asks.
-
-    Raises :class:`OptionError` when the machine lacks the memory, ``Cancelled`` while calibrating.
-    """
-    config, plain = decoder.config, PlainCodec(getattr(torch, plan.dtype))
-    require_memory(plan, config)
+) -> KVCodec:
+    """The plan's KV format, calibrated if it asks for it; ``Cancelled`` while calibrating."""
+    config = decoder.config
     ranges = None
     if any(catalog.get(use.id).spec.calibration == "kv_ranges" for use in plan.recipe):
         ranges = kv_ranges(
@@ -143,7 +139,20 @@ def build_kv(
             progress=progress,
             cancel=cancel,
         )
-    codec: KVCodec = _bound(plan, "kv_codec", config, ranges) or plain
+    codec: KVCodec = _bound(plan, "kv_codec", config, ranges) or PlainCodec(getattr(torch, plan.dtype))
+    return codec
+
+
+def build_kv(
+    plan: Plan, decoder: Decoder, progress: Progress | None = None, cancel: Cancel | None = None
+) -> KVCache:
+    """Page stores (one per KV group), pools and prefix index, all empty; calibrates a format that asks.
+
+    Raises :class:`OptionError` when the machine lacks the memory, ``Cancelled`` while calibrating.
+    """
+    config, plain = decoder.config, PlainCodec(getattr(torch, plan.dtype))
+    require_memory(plan, config)
+    codec = kv_codec(plan, decoder, progress, cancel)
     stores = [
         PageStore(codec, plain, geometry, group.layers)
         for geometry, group in zip(kv_geometries(plan, config), config.kv_groups, strict=True)

@@ -15,7 +15,7 @@ from workbench.core.quality_scores import WindowScores, quality_metrics
 from workbench.core.quality_windows import QualitySettings, Window
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
-from workbench.engine.score import Scored, score
+from workbench.engine.score import score
 from workbench.engine.sequence import Request
 from workbench.spec.plan import Plan
 from workbench.spec.run import Metric, Run
@@ -50,7 +50,7 @@ def quality_steps(
     for i, window in enumerate(windows):
         tell(i, len(windows), "the plain engine's logits")
         reference: list[Tensor] = []
-        for block in _blocks(plain, window, settings):
+        for block in score(plain, window.ids, window.start, settings.chunk):
             held["plain"] = plain.kv.nbytes([block.sequence])
             if block.logits is not None:
                 reference.append(block.logits)
@@ -58,7 +58,7 @@ def quality_steps(
         expected = torch.cat(reference)
         out = Measured(WindowScores(scored_bytes[i] if scored_bytes else 0))
         tell(i + 0.5, len(windows), "the recipe's logits")
-        for block in _blocks(recipe, window, settings):
+        for block in score(recipe, window.ids, window.start, settings.chunk):
             held["recipe"] = recipe.kv.nbytes([block.sequence])
             if block.logits is not None:
                 first = block.begin + 1 - window.start
@@ -103,21 +103,6 @@ def quality_run(
         path=engine.path,
         notes=(*plan.notes, *notes),
     )
-
-
-def _blocks(engine: Engine, window: Window, settings: QualitySettings) -> Generator[Scored, None, None]:
-    """Forwards of one window; inference mode is entered per forward, so that it never spans a ``yield``."""
-    steps = score(engine, window.ids, window.start, settings.chunk)
-    try:
-        while True:
-            with torch.inference_mode():
-                block = next(steps, None)
-            if block is None:
-                return
-            yield block
-    finally:
-        with torch.inference_mode():
-            steps.close()
 
 
 def _greedy(engine: Engine, prompt: Sequence[int], n: int) -> Generator[None, None, tuple[int, ...]]:

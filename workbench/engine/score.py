@@ -7,10 +7,11 @@ and no request is added: use it on an engine that is otherwise idle.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from workbench.engine.engine import Engine
@@ -37,13 +38,36 @@ class Scored:
         return self.sequence.tokens[self.begin + 1 : self.begin + 1 + self.n]
 
 
-def score(engine: Engine, ids: Seq[int], start: int, chunk: int = 64) -> Generator[Scored, None, None]:
+def score(
+    engine: Engine,
+    ids: Seq[int],
+    start: int,
+    chunk: int = 64,
+    fill: Callable[[Sequence], None] | None = None,
+) -> Generator[Scored, None, None]:
     """Forward ``ids``; every token from ``start`` on is predicted by one row of the logits given.
 
-    Run each step of it under ``torch.inference_mode``. Closing it early frees its pages. Raises
-    :class:`RequestError` for a start or chunk out of range, :class:`CapacityError` when the pool is too
-    small.
+    With ``fill`` the context is not computed: it writes the KV of the first ``start - 1`` tokens to the slots
+    of the sequence's tables. Each forward runs in inference mode, which never spans a ``yield``; closing the
+    generator early frees its pages. Raises :class:`RequestError` for a start or chunk out of range,
+    :class:`CapacityError` when the pool is too small.
     """
+    steps = _steps(engine, ids, start, chunk, fill)
+    try:
+        while True:
+            with torch.inference_mode():
+                block = next(steps, None)
+            if block is None:
+                return
+            yield block
+    finally:
+        with torch.inference_mode():
+            steps.close()
+
+
+def _steps(
+    engine: Engine, ids: Seq[int], start: int, chunk: int, fill: Callable[[Sequence], None] | None
+) -> Generator[Scored, None, None]:
     if not 1 <= start < len(ids) or chunk < 1:
         raise RequestError(
             f"Cannot score tokens {start} to {len(ids)} in chunks of {chunk}.",
@@ -58,6 +82,9 @@ def score(engine: Engine, ids: Seq[int], start: int, chunk: int = 64) -> Generat
             hint="Enlarge the KV pool (kv_pool_tokens) or score fewer tokens.",
         )
     try:
+        if fill is not None:
+            fill(seq)
+            kv.commit(seq, start - 1)
         while seq.computed < len(ids) - 1:
             yield _block(engine, seq, start - 1, chunk)
     finally:
