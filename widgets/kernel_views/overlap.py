@@ -85,8 +85,8 @@ class Overlap:
             )  # fmt: skip
         lanes = list(dict.fromkeys(s.lane for s in sorted(told.spans, key=lambda s: _LANES.index(s.lane))))
         out.update_yaxes(categoryorder="array", categoryarray=lanes[::-1], showgrid=False)
-        out.update_layout(barmode="overlay", height=420, margin={"l": 150, "b": 76})
-        out.layout.annotations[0].update(y=0, yshift=-64)
+        out.update_layout(barmode="overlay", height=430, margin={"l": 150, "b": 84})
+        out.layout.annotations[0].update(y=0, yshift=-74)
         return out
 
     def table(self) -> Table:

@@ -2,7 +2,8 @@
 
 A line shows how many instructions it became and the telling ones among them; opened, it lists them in the
 order of the code. Only lines that became code, and the functions they stand in, are shown. Colours are those
-of the notebook, with fallbacks; every mark also has its word.
+of the notebook, with fallbacks; every mark also has its word, and a page that drops the style sheet, as a
+notebook that is not trusted does, keeps its lines.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ _TELLING = {
 _STYLE = """<style>
 .wb-code{font:12px/1.5 var(--jp-code-font-family,ui-monospace,monospace);max-height:520px;overflow:auto;
  border:1px solid var(--jp-border-color2,rgba(128,134,142,.4));padding:4px 8px}
-.wb-code h4{font:600 12px/2 var(--jp-ui-font-family,system-ui,sans-serif);margin:8px 0 0}
-.wb-code .row{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,22em);gap:12px}
+.wb-code .file>summary{font:600 12px/2 var(--jp-ui-font-family,system-ui,sans-serif)}
+.wb-code .row{display:inline-grid;grid-template-columns:minmax(0,1fr) minmax(0,22em);gap:12px;
+ width:calc(100% - 2em);vertical-align:top}
 .wb-code summary{cursor:pointer}.wb-code summary:hover{background:rgba(128,134,142,.14)}
-.wb-code pre{margin:0;white-space:pre;overflow:hidden;text-overflow:ellipsis;display:inline}
+.wb-code code{white-space:nowrap;overflow:hidden;text-overflow:ellipsis;
+ font:inherit;color:inherit;background:none}
 .wb-code .plain{padding-left:1.1em;opacity:.62}
-.wb-code .asm{margin:0 0 4px 3em;padding:2px 8px;border-left:2px solid rgba(128,134,142,.4)}
-.wb-code .asm div{white-space:pre;overflow-x:auto}
+.wb-code .asm{margin:0 0 4px 3em;padding:2px 8px;border-left:2px solid rgba(128,134,142,.4);overflow-x:auto}
+.wb-code .asm div{white-space:pre}
 .wb-code b{font-weight:600}.wb-code i{opacity:.7}
-.wb-code details>summary{list-style-position:outside;margin-left:1.1em}
 </style>"""
 
 
@@ -54,7 +56,7 @@ class SourceView:
     def to_html(self) -> str:
         """The page: one block per file, those with the most code first."""
         files = sorted(self.by_line().items(), key=lambda item: -sum(map(len, item[1].values())))
-        blocks = "".join(self._file(file, lines) for file, lines in files)
+        blocks = "".join(self._file(file, lines, not i) for i, (file, lines) in enumerate(files))
         box = f'class="wb-code" role="region" tabindex="0" aria-label="{html.escape(self.name)}"'
         return f"{_STYLE}<div {box}>{blocks}</div>"
 
@@ -70,25 +72,28 @@ class SourceView:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return {"text/plain": self.to_text(), "text/html": self.to_html()}
 
-    def _file(self, file: str, lines: dict[int, list[Instruction]]) -> str:
-        total = sum(map(len, lines.values()))
-        head = f"<h4>{html.escape(file or 'no source line')} <i>{total} instructions</i></h4>"
+    def _file(self, file: str, lines: dict[int, list[Instruction]], first: bool) -> str:
+        every = [one for found in lines.values() for one in found]
+        name = html.escape(file or "no source line")
         path = self.root / file
         if not file or not path.is_file():
-            every = [one for found in lines.values() for one in found]
-            return head + _details("the compiler's own library", every, None)
-        source = path.read_text(encoding="utf-8").splitlines()
-        shown = sorted({n for span in _functions("\n".join(source), lines) for n in span})
-        rows = []
-        for n in shown:
-            text = source[n - 1]
-            if n in lines:
-                rows.append(_details(text, lines[n], n))
-            elif text.strip():
-                rows.append(
-                    f'<div class="row plain"><pre>{_number(n)}{html.escape(text)}</pre><span></span></div>'
-                )
-        return head + "".join(rows)
+            body = _details("the compiler's own library", every, None)
+        else:
+            body = _body(path.read_text(encoding="utf-8").splitlines(), lines)
+        head = f"<summary>{name} <i>{len(every)} instructions</i></summary>"
+        return f'<details class="file"{" open" if first else ""}>{head}{body}</details>'
+
+
+def _body(source: Sequence[str], lines: dict[int, list[Instruction]]) -> str:
+    """The lines of the functions that became code."""
+    rows = []
+    for n in sorted({n for span in _functions("\n".join(source), lines) for n in span}):
+        text = source[n - 1]
+        if n in lines:
+            rows.append(_details(text, lines[n], n))
+        elif text.strip():
+            rows.append(f'<div class="plain"><code>{_source(text, n)}</code></div>')
+    return "".join(rows)
 
 
 def _functions(source: str, lines: Iterable[int]) -> list[range]:
@@ -107,13 +112,15 @@ def _functions(source: str, lines: Iterable[int]) -> list[range]:
 def _details(text: str, found: list[Instruction], n: int | None) -> str:
     listed = "".join(f"<div>{_line(one)}</div>" for one in found[:_LONGEST])
     more = f"<div><i>… {len(found) - _LONGEST} more</i></div>" if len(found) > _LONGEST else ""
-    number = "" if n is None else _number(n)
-    row = f'<span class="row"><pre>{number}{html.escape(text)}</pre><span>{_told(found)}</span></span>'
+    row = f'<span class="row"><code>{_source(text, n)}</code> <span>{_told(found)}</span></span>'
     return f'<details><summary>{row}</summary><div class="asm">{listed}{more}</div></details>'
 
 
-def _number(n: int) -> str:
-    return f"<i>{n:>4}</i> "
+def _source(text: str, n: int | None) -> str:
+    """A source line with its number; its indentation survives without a style sheet."""
+    indent = "&nbsp;" * (len(text) - len(text.lstrip()))
+    number = "" if n is None else f"<i>{str(n).rjust(4).replace(' ', '&nbsp;')}</i>&nbsp;"
+    return number + indent + html.escape(text.strip())
 
 
 def _line(one: Instruction) -> str:
