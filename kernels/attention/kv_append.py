@@ -107,11 +107,11 @@ def kv_append(
     require_shape("slots", slots, (tokens,))
     require_contiguous("slots", slots)
     require((cos is None) == (sin is None), "cos and sin go together.", "Pass both, or neither.")
-    for name, x in (("cos", cos), ("sin", sin)):
-        if x is not None:
-            require_dtype(name, x, (torch.float32,))
-            require_shape(name, x, (tokens, layout.dim))
-            require_contiguous(name, x)
+    for name, turn in (("cos", cos), ("sin", sin)):
+        if turn is not None:
+            require_dtype(name, turn, (torch.float32,))
+            require_shape(name, turn, (tokens, layout.dim))
+            require_contiguous(name, turn)
     layout.check(planes)
     require_device(k, v=v, slots=slots, cos=cos, sin=sin)
     require_device(k, **{f"plane {n}": x for n, x in planes.items()})

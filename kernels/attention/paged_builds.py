@@ -80,7 +80,7 @@ def _fp4(name: str, page: int, dim: int = 128, **sass: Bound) -> Build:
         **_COMMON, "q": "*bf16", "k": "*i32", "v": "*i32", "ks": "*fp8e4nv", "vs": "*fp8e4nv",
         "k_scale": "fp32", "v_scale": "fp32",
     }  # fmt: skip
-    constants = {
+    constants: dict[str, object] = {
         "G": 4, "BM": 16, "BN": FP4_TILE, "BT": SHORT, "D": dim, "P": page, "WINDOW": False, "CAP": False,
     }  # fmt: skip
     return _build(name, signature, constants, {**_UNPACKED, **sass})
@@ -92,7 +92,7 @@ def _kivi(name: str, bits: int, page: int = 128, dim: int = 128, group: int = 32
         **_COMMON, **half, "q": "*bf16", "k": "*u8", "v": "*u8", "open_k": "*bf16", "open_v": "*bf16",
         "coded": "*i32", "open_row": "*i32",
     }  # fmt: skip
-    constants = {
+    constants: dict[str, object] = {
         "G": 4, "BM": 16, "D": dim, "P": page, "BITS": bits, "GROUP": group, "WINDOW": False, "CAP": False,
     }  # fmt: skip
     return _build(name, signature, constants, {**_UNPACKED, **sass})

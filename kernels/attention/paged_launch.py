@@ -70,7 +70,8 @@ def launch(
     tma: bool | None,
 ) -> str:
     """Start the kernel of ``layout.format``; ``index`` is block table and lengths. Returns the path taken."""
-    common: dict[str, Any] = {"D": layout.dim, "P": layout.page, "num_warps": 4, "num_stages": 2, **numbers}
+    common: dict[str, Any] = {"D": layout.dim, "P": layout.page, "num_warps": 4, **numbers}
+    common["num_stages"] = stages(layout, planes["k"])
     k, v = planes["k"], planes["v"]
     if layout.format.startswith("kivi"):
         bits, group = (int(n) for n in layout.format.removeprefix("kivi").split("_"))
@@ -98,6 +99,11 @@ def launch(
     common |= tiles.constants
     paged_rows_kernel[grid](out, lse, q, *tiles.tensors, *index, BN=TILE, BT=SHORT, **common)
     return path
+
+
+def stages(layout: PageLayout, k: Tensor) -> int:
+    """Tiles in flight: two, or one where two of K and V exceed shared memory (float32, large heads)."""
+    return 1 if layout.dim * k.element_size() > 512 else 2
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ FLOPs 4 H D (context + rows) per row; bytes those of the cached K and V, once pe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from workbench.kernels.attention import tree_builds
 from workbench.kernels.attention.decode_combine import decode_combine
 from workbench.kernels.attention.paged_checks import check_numbers, check_pages
-from workbench.kernels.attention.paged_launch import SHORT, TILE, plan_tiles, split_unit
+from workbench.kernels.attention.paged_launch import SHORT, TILE, plan_tiles, split_unit, stages
 from workbench.kernels.attention.paged_result import Attended
 from workbench.kernels.attention.splits import chunk_tokens, multiprocessors, split_count
 from workbench.kernels.attention.tree_kernel import tree_attention_kernel
@@ -112,7 +113,7 @@ def tree_attention(
     group = heads // layout.heads
     most = max(rows.counts, default=0) * group
     block = SHORT if most <= SHORT else TILE
-    items = _blocks(rows, max(1, block // group), q.device)
+    items = _blocks(rows.counts, max(1, block // group), q.device)
     unit = split_unit(layout)
     if chunk is None:
         splits = split_count(len(items) * layout.heads, -(-reach // unit), sms=multiprocessors(q.device))
@@ -138,17 +139,21 @@ def tree_attention(
         out, lse, q, *tiles.tensors, table, items, starts, rows.keys, rows.depth, rows.words, **numbers,
         G=group, BM=max(block, triton.next_power_of_2(group)), BN=TILE, BT=SHORT, W=rows.words.shape[1],
         WINDOW=window is not None, CAP=soft_cap is not None, **tiles.constants,
-        num_warps=4, num_stages=2,
+        num_warps=4, num_stages=stages(layout, planes["k"]),
     )  # fmt: skip
     if splits == 1:
         return Attended(out[:, :, 0], lse[:, :, 0], path)
     return Attended(*decode_combine(out, lse, q.dtype), f"{path}, {splits} splits")
 
 
-def _blocks(rows: TreeRows, at_once: int, device: torch.device) -> Tensor:
-    """Row blocks int32 [n, 3]: sequence, first row, rows of the sequence from there on."""
+@lru_cache(maxsize=16)
+def _blocks(counts: tuple[int, ...], at_once: int, device: torch.device) -> Tensor:
+    """Row blocks int32 [n, 3]: sequence, first row, rows of the sequence from there on.
+
+    The layers of a step ask for the same blocks: they are sent to the device once.
+    """
     found, first = [], 0
-    for b, n in enumerate(rows.counts):
+    for b, n in enumerate(counts):
         found += [(b, first + i, n - i) for i in range(0, n, at_once)]
         first += n
     return torch.tensor(found, dtype=torch.int32).view(-1, 3).to(device)

@@ -89,8 +89,8 @@ class Filters:
 
 def pack_mask(allowed: Tensor) -> Tensor:
     """Boolean [R, V] as int32 words [R, ceil(V / 32)], token ``v`` in bit ``v % 32``."""
-    padded = torch.nn.functional.pad(allowed, (0, -allowed.shape[1] % 32)).unflatten(1, (-1, 32))
-    bits = padded.long() << torch.arange(32, device=allowed.device)
+    padded = torch.nn.functional.pad(allowed, (0, -allowed.shape[1] % 32)).view(len(allowed), -1, 32)
+    bits: Tensor = padded.long() << torch.arange(32, device=allowed.device)
     return bits.sum(-1).to(torch.int32)
 
 

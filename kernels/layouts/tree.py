@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from workbench.spec.errors import UnsupportedInput
@@ -43,8 +44,8 @@ class TreeRows:
 
     def to(self, device: torch.device | str) -> TreeRows:
         """The same rows on another device."""
-        moved = (x.to(device) for x in (self.first, self.depth, self.words, self.keys))
-        return TreeRows(*moved, self.counts, self.back)
+        first, depth, words, keys = (x.to(device) for x in (self.first, self.depth, self.words, self.keys))
+        return TreeRows(first, depth, words, keys, self.counts, self.back)
 
 
 def chain(n: int) -> tuple[int, ...]:
@@ -77,10 +78,13 @@ def tree_rows(parents: Sequence[Sequence[int]], *, window: int | None = None) ->
     counts = tuple(len(tree) for tree in parents)
     width = max(1, -(-max(counts, default=0) // WORD))
     words = np.concatenate([_words(seen, width) for seen in blocks] or [np.zeros((0, width), np.int32)])
-    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    depth = np.concatenate(depths or [np.zeros(0, np.int32)])
-    arrays = (torch.from_numpy(x) for x in (first, depth, words, np.array(counts, dtype=np.int32)))
-    return TreeRows(*arrays, counts)
+    return TreeRows(
+        torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
+        torch.from_numpy(np.concatenate(depths or [np.zeros(0, np.int32)])),
+        torch.from_numpy(words),
+        torch.tensor(counts, dtype=torch.int32),
+        counts,
+    )
 
 
 def looking_back(counts: Sequence[int]) -> TreeRows:
@@ -96,8 +100,9 @@ def unpack(words: Tensor, n: int) -> Tensor:
     return (words[:, bit // WORD] >> (bit % WORD)) & 1 == 1
 
 
-def _words(seen: np.ndarray, width: int) -> np.ndarray:
+def _words(seen: NDArray[np.bool_], width: int) -> NDArray[np.int32]:
     padded = np.zeros((len(seen), width * WORD), dtype=np.uint32)
     padded[:, : seen.shape[1]] = seen
     bits = padded.reshape(len(seen), width, WORD) << np.arange(WORD, dtype=np.uint32)
-    return bits.sum(-1, dtype=np.uint32).view(np.int32)
+    packed: NDArray[np.uint32] = bits.sum(-1, dtype=np.uint32)
+    return packed.view(np.int32)

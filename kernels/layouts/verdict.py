@@ -30,8 +30,14 @@ class Drafts:
 
     def to(self, device: torch.device | str) -> Drafts:
         """The same drafts on another device."""
-        tensors = (self.tokens, self.parents, self.first, self.depth, self.owner)
-        return Drafts(*(x.to(device) for x in tensors), self.most)
+        return Drafts(
+            self.tokens.to(device),
+            self.parents.to(device),
+            self.first.to(device),
+            self.depth.to(device),
+            self.owner.to(device),
+            self.most,
+        )
 
 
 def drafts(trees: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Drafts:
@@ -56,9 +62,14 @@ def drafts(trees: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Drafts:
         depth += depths
         owner += [b] * len(depths)
         first.append(len(tokens))
-    whole = (torch.tensor(x, dtype=torch.int32) for x in (tokens, parents, first))
-    rows = (torch.tensor(x, dtype=torch.int64) for x in (depth, owner))
-    return Drafts(*whole, *rows, max((len(ids) for ids, _ in trees), default=0))
+    return Drafts(
+        torch.tensor(tokens, dtype=torch.int32),
+        torch.tensor(parents, dtype=torch.int32),
+        torch.tensor(first, dtype=torch.int32),
+        torch.tensor(depth, dtype=torch.int64),
+        torch.tensor(owner, dtype=torch.int64),
+        max((len(ids) for ids, _ in trees), default=0),
+    )
 
 
 @dataclass(frozen=True)
