@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
-from pathlib import Path
 
 from workbench.kernels.spec import Bound, Build, Cost, Kernel
 from workbench.spec.errors import MissingExtra, OptionError
@@ -29,17 +27,10 @@ _FILES = {
     "decode": "spec_verify sample",
 }
 
-
-def _present() -> Iterator[tuple[str, str]]:
-    here = Path(__file__).parent
-    for folder, files in _FILES.items():
-        for name in files.split():
-            if (here / folder / f"{name}.py").is_file():
-                yield name, f"workbench.kernels.{folder}.{name}"
-
-
 #: Kernel file by name: ``{"paged_decode": "workbench.kernels.attention.paged_decode", ...}``.
-CATALOGUE: dict[str, str] = dict(_present())
+CATALOGUE: dict[str, str] = {
+    name: f"workbench.kernels.{folder}.{name}" for folder, files in _FILES.items() for name in files.split()
+}
 
 
 def names() -> list[str]:
