@@ -11,20 +11,32 @@ from hypothesis import strategies as st
 
 from workbench.engine.seams import KVCodec, PageGeometry
 from workbench.kv.kivi import KiviCodec
+from workbench.kv.kv_fp4 import Fp4Codec
 from workbench.kv.kv_fp8 import Fp8Codec
 from workbench.kv.kv_int8 import Int8Codec
 from workbench.kv.plain import PlainCodec
+from workbench.kv.ranges import VARIANTS, KVRanges
 from workbench.numerics.packing import pack, packed_size, unpack
 
+HEADS, DIM, SIZE, PAGES = 2, 64, 32, 3
+RANGES = KVRanges(
+    torch.linspace(-0.2, 0.2, 2 * HEADS * DIM).view(2, 1, HEADS, DIM),
+    dict.fromkeys(VARIANTS, torch.full((2, 1, HEADS), 4.0)),
+    "test",
+    1,
+)
 TOKEN = [
     PlainCodec(torch.bfloat16),
     PlainCodec(torch.float32),
     Int8Codec(),
     Fp8Codec(),
-    Fp8Codec(scaled=False),
+    Fp8Codec("unit"),
+    Fp8Codec("head", RANGES).at(0),
+    Fp4Codec(ranges=RANGES).at(0),
+    Fp4Codec(rotate=True, affine=True, ranges=RANGES).at(0),
+    Fp4Codec("mxfp4"),
 ]
 PAGE = [KiviCodec(4, 16, 32), KiviCodec(2, 16, 32), KiviCodec(2, 8, 32)]
-HEADS, DIM, SIZE, PAGES = 2, 48, 32, 3
 
 
 def planes_of(codec: KVCodec, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

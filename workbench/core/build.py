@@ -129,8 +129,10 @@ def kv_codec(
 ) -> KVCodec:
     """The plan's KV format, calibrated if it asks for it; ``Cancelled`` while calibrating."""
     config = decoder.config
-    ranges = None
-    if any(catalog.get(use.id).spec.calibration == "kv_ranges" for use in plan.recipe):
+    codec: KVCodec | None = _bound(plan, "kv_codec", config)
+    if codec is None:
+        return PlainCodec(getattr(torch, plan.dtype))
+    if codec.needs_ranges:
         ranges = kv_ranges(
             decoder,
             lambda: attention_op(plan, config),
@@ -139,7 +141,7 @@ def kv_codec(
             progress=progress,
             cancel=cancel,
         )
-    codec: KVCodec = _bound(plan, "kv_codec", config, ranges) or PlainCodec(getattr(torch, plan.dtype))
+        codec = _bound(plan, "kv_codec", config, ranges)
     return codec
 
 

@@ -120,6 +120,11 @@ class KVCodec(Protocol):
         ...
 
     @property
+    def needs_ranges(self) -> bool:
+        """Whether it must be bound with the calibrated ranges of keys and values before it can run."""
+        ...
+
+    @property
     def nbytes(self) -> int:
         """Bytes of constants it holds beside the planes, of all layers: calibration."""
         ...

@@ -9,6 +9,11 @@ class NoConstants:
     """A codec that is the same for every layer."""
 
     @property
+    def needs_ranges(self) -> bool:
+        """Whether anything of it comes from calibration: no."""
+        return False
+
+    @property
     def nbytes(self) -> int:
         """Bytes held beside the planes: none."""
         return 0

@@ -60,7 +60,6 @@ SPEC = TechniqueSpec(
     ),
     paper="https://arxiv.org/abs/2310.10537",
     claims_slot=("kv_format",),
-    calibration="kv_ranges",
     claims=(
         Claim(
             "Less than 1% below BF16 and FP8 KV; up to 2x the context or batch of FP8.",

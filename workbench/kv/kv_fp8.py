@@ -1,25 +1,26 @@
-"""KV in FP8 E4M3, with a scale per token and head or none at all.
+"""KV in FP8 E4M3, with a scale per token and head, a calibrated one per layer or per head, or none at all.
 
-E4M3 is ``float8_e4m3fn``: largest value 448, three mantissa bits. Scales per tensor or per head, as
-vLLM and TensorRT-LLM use them, come from calibration data and are not offered here: a scale that
-followed the data at run time would change bytes with the batching. Encoding is a function of a token
-alone, so paging, prefix sharing, chunking and rollback of drafts stay exact in the codes.
+E4M3 is ``float8_e4m3fn``: largest value 448, three mantissa bits. Scales per layer or per head, as vLLM and
+TensorRT-LLM use them, are fixed by calibration: a scale that followed the data at run time would change bytes
+with the batching. Encoding is a function of a token alone, so paging, prefix sharing, chunking and rollback
+of drafts stay exact in the codes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
-from workbench.kv.constants import NoConstants
+from workbench.kv.ranges import KVRanges
 from workbench.kv.rows import RowIndex
 from workbench.numerics.affine import symmetric_scale
 from workbench.numerics.e4m3 import LARGEST, e4m3_as_half, to_e4m3
+from workbench.spec.errors import InvariantError
 from workbench.spec.technique import Claim, TechniqueSpec, option
 
 
@@ -29,8 +30,9 @@ class Config:
 
     scale: str = option(
         "token",
-        choices=("token", "unit"),
-        help="token: amax/448 of each token and head. unit: 1.0, the default of vLLM without calibration; "
+        choices=("token", "head", "layer", "unit"),
+        help="token: amax/448 of each token and head. head, layer: amax/448 on calibration text, nothing "
+        "stored per token; what lies beyond saturates. unit: 1.0, the default of vLLM without calibration; "
         "what lies beyond 448 saturates and what lies below 2^-6 loses precision.",
     )
 
@@ -70,8 +72,11 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scale: Tensor | None, out: Tensor) -> None:
-    """Write codes times scale (1.0 for None) to ``out`` [..., D], computed in float32 and rounded once."""
-    factor = 256.0 if scale is None else scale.float().mul_(256.0).unsqueeze(-1)
+    """Write codes times scale (1.0 for None; else broadcast to [..., 1]) to ``out`` [..., D].
+
+    Computed in float32 and rounded once.
+    """
+    factor = 256.0 if scale is None else scale.float().mul(256.0)
     torch.mul(e4m3_as_half(codes).float(), factor, out=out)
 
 
@@ -84,26 +89,58 @@ def saturated(planes: Mapping[str, Tensor]) -> int:
     return sum(int(((planes[n].view(torch.uint8) & 0x7F) == 0x7E).sum()) for n in ("k", "v"))
 
 
-@dataclass(frozen=True)
-class Fp8Codec(NoConstants):
-    """Planes ``k``, ``v`` E4M3 [Hkv, P, D]; with scales also ``k_scale``, ``v_scale`` float16 [Hkv, P]."""
+Scaling = Literal["token", "head", "layer", "unit"]
 
-    scaled: bool = True
+
+@dataclass(frozen=True)
+class Fp8Codec:
+    """Planes ``k``, ``v`` E4M3 [Hkv, P, D]; scaled by token also ``k_scale``, ``v_scale`` float16 [Hkv, P].
+
+    Scaled by head or layer, ``ranges`` are wanted, and ``at`` makes one layer's ``steps`` float32 [2, Hkv].
+    """
+
+    scaling: Scaling = "token"
+    ranges: KVRanges | None = field(default=None, compare=False, repr=False)
+    steps: Tensor | None = field(default=None, compare=False, repr=False)
     grain: Literal["token", "page"] = "token"
     in_place: bool = False
     _rows: RowIndex = field(default_factory=RowIndex, compare=False, repr=False)
 
     @property
+    def needs_ranges(self) -> bool:
+        """Whether its scales come from calibration."""
+        return self.scaling in ("head", "layer")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the ranges."""
+        return self.ranges.nbytes if self.ranges is not None else 0
+
+    @property
     def key(self) -> str:
-        """Format, version and where the scale comes from."""
-        return f"kv_fp8/1/{'token' if self.scaled else 'unit'}"
+        """Format, version, where the scale comes from, and calibration."""
+        ranges = f"/{self.ranges.key}" if self.needs_ranges and self.ranges is not None else ""
+        return f"kv_fp8/1/{self.scaling}{ranges}"
+
+    def at(self, layer: int) -> Fp8Codec:
+        """The codec of one layer; of a drafter's (-1) with the widest range of all layers."""
+        if not self.needs_ranges:
+            return self
+        if self.ranges is None:
+            raise InvariantError("kv_fp8 is used before it was calibrated.")
+        amax = self.ranges.amax["raw"]
+        top = amax[:, layer] if layer >= 0 else amax.amax(1)
+        if self.scaling == "layer":
+            top = top.amax(1, keepdim=True).expand_as(top)
+        steps = (top / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+        return replace(self, steps=steps)
 
     def planes(self, geometry: PageGeometry) -> tuple[PlaneSpec, ...]:
-        """One byte per element and, with scales, two per row; any geometry fits."""
+        """One byte per element and, scaled by token, two per row; any geometry fits."""
         rows = (geometry.kv_heads, geometry.page_size)
         shape, axes = (*rows, geometry.head_dim), ("head", "slot", "dim")
         payload = tuple(PlaneSpec(n, torch.float8_e4m3fn, shape, axes) for n in ("k", "v"))
-        if not self.scaled:
+        if self.scaling != "token":
             return payload
         names = ("k_scale", "v_scale")
         return payload + tuple(PlaneSpec(n, torch.float16, rows, axes[:2], "kv_meta") for n in names)
@@ -117,7 +154,7 @@ class Fp8Codec(NoConstants):
         _, heads, size, dim = planes["k"].shape
         rows = self._rows(where, heads, size)
         both = torch.cat([k, v], 1)  # one pass: at a few rows the calls cost more than the arithmetic
-        codes, scale = quantize(both) if self.scaled else (to_e4m3(both), None)
+        codes, scale = self._codes(both)
         codes = codes.view(torch.uint8)
         for name, part in (("k", slice(0, heads)), ("v", slice(heads, 2 * heads))):
             plane = planes[name].view(torch.uint8).view(-1, dim)
@@ -125,14 +162,27 @@ class Fp8Codec(NoConstants):
             if scale is not None:
                 planes[f"{name}_scale"].view(-1).index_copy_(0, rows, scale[:, part].flatten())
 
+    def _codes(self, both: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Codes of rows [T, 2 Hkv, D], keys then values, and the scales that are stored, if any."""
+        if self.scaling == "token":
+            return quantize(both)
+        if self.steps is None:
+            return to_e4m3(both), None
+        return to_e4m3(both.float() / self.steps.to(both.device).view(-1, 1)), None
+
     def decode(self, planes: Mapping[str, Tensor], pages: Tensor, k: Tensor, v: Tensor) -> None:
         """Decode pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]."""
-        for name, out in (("k", k), ("v", v)):
+        for i, (name, out) in enumerate((("k", k), ("v", v))):
             codes = planes[name].view(torch.uint8).index_select(0, pages)
-            scale = planes[f"{name}_scale"].index_select(0, pages) if self.scaled else None
+            scale = None
+            if self.scaling == "token":
+                scale = planes[f"{name}_scale"].index_select(0, pages).unsqueeze(-1)
+            elif self.steps is not None:
+                scale = self.steps[i].to(out.device).view(-1, 1, 1)
             dequantize(codes, scale, out)
 
 
-def bind(config: Config, context: object) -> Fp8Codec:
-    """The codec; it needs nothing from the context."""
-    return Fp8Codec(scaled=config.scale == "token")
+def bind(config: Config, context: Any) -> Fp8Codec:
+    """The codec, with the context's ranges once those were measured."""
+    scaling = next(s for s in get_args(Scaling) if s == config.scale)
+    return Fp8Codec(scaling, ranges=context.kv_ranges if scaling in ("head", "layer") else None)

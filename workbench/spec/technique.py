@@ -54,7 +54,6 @@ class TechniqueSpec:
     ``provides``: capabilities it adds for others.
     ``conflicts``: ids it cannot share a plan with, each with one sentence of remedy.
     ``kv_layers``: KV layers a drafter keeps in the engine's pages.
-    ``calibration``: what must be measured on the model before it can run (``""`` for nothing).
     ``extra``: the optional dependency group it needs (``""`` for none) and ``package`` its import name.
     """
 
@@ -73,7 +72,6 @@ class TechniqueSpec:
     backends: tuple[str, ...] = ("cpu", "cuda")
     claims: tuple[Claim, ...] = ()
     kv_layers: int = 0
-    calibration: Literal["", "kv_ranges"] = ""
     extra: str = ""
     package: str = ""
 

@@ -9,15 +9,30 @@ import torch
 
 from workbench.engine.seams import KVCodec, PageGeometry
 from workbench.kv.kivi import KiviCodec
+from workbench.kv.kv_fp4 import Fp4Codec
 from workbench.kv.kv_fp8 import Fp8Codec
 from workbench.kv.kv_int8 import Int8Codec
 from workbench.kv.plain import PlainCodec
+from workbench.kv.ranges import VARIANTS, KVRanges
 
+
+def ranges(heads: int, dim: int) -> KVRanges:
+    """As if one layer's largest key were 5 and its largest value 4, around small means."""
+    mean = torch.linspace(-0.2, 0.2, 2 * heads * dim).view(2, 1, heads, dim)
+    amax = torch.tensor([5.0, 4.0]).view(2, 1, 1).expand(2, 1, heads).contiguous()
+    return KVRanges(mean, dict.fromkeys(VARIANTS, amax), "test", 1)
+
+
+CALIBRATED = ranges(3, 64)
 TOKEN = {
     "plain": PlainCodec(torch.float32),
     "kv_int8": Int8Codec(),
     "kv_fp8": Fp8Codec(),
-    "kv_fp8-unit": Fp8Codec(scaled=False),
+    "kv_fp8-unit": Fp8Codec("unit"),
+    "kv_fp8-head": Fp8Codec("head", CALIBRATED).at(0),
+    "kv_fp8-layer": Fp8Codec("layer", CALIBRATED).at(0),
+    "kv_fp4": Fp4Codec(ranges=CALIBRATED).at(0),
+    "kv_fp4-mx": Fp4Codec("mxfp4"),
 }
 PAGE = {f"kivi-{bits}": KiviCodec(bits, 16, 32) for bits in (4, 2)}
 

@@ -11,7 +11,8 @@ import torch
 from workbench.engine.seams import KVCodec, PageGeometry
 from workbench.kv import kivi, kv_fp8, kv_int8
 from workbench.kv.bytes import bytes_per_token, compression_ratio, page_bytes
-from workbench.spec.errors import OptionError
+from workbench.kv.ranges import VARIANTS, KVRanges
+from workbench.spec.errors import InvariantError, OptionError
 from workbench.spec.technique import make_config
 
 RoundTrip = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -132,7 +133,7 @@ def test_axes_name_every_dimension(codec: KVCodec, geometry: PageGeometry) -> No
     [
         (kv_int8.Int8Codec(), 8 + 16 / 64),
         (kv_fp8.Fp8Codec(), 8 + 16 / 64),
-        (kv_fp8.Fp8Codec(scaled=False), 8),
+        (kv_fp8.Fp8Codec("unit"), 8),
         (kivi.KiviCodec(4, 32, 128), 5),
         (kivi.KiviCodec(2, 32, 128), 3),
     ],
@@ -187,7 +188,7 @@ def test_kvc_09_open_page_is_exact_and_a_large_channel_ruins_no_other(seeded: No
 
 
 def test_unit_scale_counts_what_saturates(new_planes: NewPlanes) -> None:
-    codec = kv_fp8.Fp8Codec(scaled=False)
+    codec = kv_fp8.Fp8Codec("unit")
     planes = new_planes(codec)
     k = torch.ones(4, 3, 64)
     codec.encode(planes, torch.arange(4), k, k)
@@ -222,3 +223,29 @@ def test_keys_tell_formats_apart() -> None:
         ),
     ]
     assert len({c.key for c in codecs}) == len(codecs)
+
+
+@pytest.mark.parametrize("scaling", ["head", "layer"])
+def test_calibrated_fp8_scales_are_those_of_the_text_and_saturate_beyond(scaling: str, seeded: None) -> None:
+    amax = torch.tensor([[[4.0, 1.0, 2.0]], [[3.0, 8.0, 0.5]]])
+    measured = KVRanges(torch.zeros(2, 1, 3, 64), dict.fromkeys(VARIANTS, amax), "test", 1)
+    codec = kv_fp8.Fp8Codec(scaling, measured)  # type: ignore[arg-type]
+    bound = codec.at(0)
+    top = amax[:, 0] if scaling == "head" else amax[:, 0].amax(1, keepdim=True).expand(2, 3)
+    assert bound.steps is not None and torch.equal(bound.steps, top / 448)
+    geometry = PageGeometry(layers=1, kv_heads=3, head_dim=64, page_size=4, pages=1, dtype=torch.float32)
+    planes = {p.name: torch.zeros(1, *p.shape, dtype=p.dtype) for p in bound.planes(geometry)}
+    assert set(planes) == {"k", "v"}
+    k = torch.randn(4, 3, 64)
+    k[0, 0, 0] = 1000.0
+    bound.encode(planes, torch.arange(4), k, -k)
+    out = torch.empty(2, 1, 3, 4, 64)
+    bound.decode(planes, torch.tensor([0]), out[0], out[1])
+    back = out[:, 0].transpose(1, 2)
+    assert back[0, 0, 0, 0] == top[0, 0] and back[1, 0, 0, 0] == -top[1, 0]
+    inside = k.abs() <= top[0][:, None]
+    error = (back[0] - k).abs()[inside]
+    assert (error <= torch.maximum(k.abs() / 16, top[0][:, None] / 448 * 2**-10)[inside] * (1 + 2**-20)).all()
+    assert bound.key != codec.key.replace(measured.key, "") and measured.key in bound.key
+    with pytest.raises(InvariantError, match="calibrated"):
+        kv_fp8.Fp8Codec(scaling).at(0)  # type: ignore[arg-type]
