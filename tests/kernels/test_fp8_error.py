@@ -16,6 +16,7 @@ from workbench.kernels.attention.fp8_error import (
     quantised,
     rotation,
 )
+from workbench.numerics.hadamard import hadamard
 from workbench.spec.errors import UnsupportedInput
 
 
@@ -72,3 +73,23 @@ def test_shapes_and_rotations_that_do_not_fit_are_refused() -> None:
         fp8_attention(x, x, x, FORMS[3])
     with pytest.raises(UnsupportedInput, match="rotation exactly when"):
         fp8_attention(x, x[:2], x, FORMS[0])
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
+def test_it_is_the_arithmetic_that_the_kernel_is_proven_with(form: Form, generator: torch.Generator) -> None:
+    """Two implementations, written apart: this one, and the one that ``fa3_fwd_fp8`` is tested with."""
+    from workbench.kernels.attention import fp8_prepare
+    from workbench.kernels.attention.fp8_simulate import simulated
+
+    n, dim = 300, 64
+    q, k, v = (outliers(n, dim, generator) for _ in range(3))
+    signs = fp8_prepare.random_signs(dim, seed=int(torch.randint(1000, (), generator=generator)))
+    rows = (x[:, None] for x in (q, k, v))
+    used = signs if form.rotated else None
+    blocks = fp8_prepare.reference(*rows, [n], [n], used, per_tensor=not form.blocks)
+    theirs, _ = simulated(blocks, causal=False)
+    turn = signs[:, None] * hadamard(dim).float() / dim**0.5 if form.rotated else None
+    ours = fp8_attention(q, k, v, form, turn)
+    truth = exact(q, k, v)
+    apart, error = ((x.double() - y).norm() for x, y in ((theirs[:, 0], ours.double()), (ours, truth)))
+    assert apart < 0.1 * error  # a rounding here and there falls the other way

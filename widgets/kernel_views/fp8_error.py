@@ -53,7 +53,8 @@ class FP8Comparison:
             hovertemplate="%{y}: %{x:.3g} (claimed)<extra></extra>",
         )  # fmt: skip
         out.update_xaxes(type="log", dtick="D2")
-        out.update_layout(height=320, margin={"l": 170})
+        below = {"orientation": "h", "y": -0.3, "yanchor": "top", "x": 0, "xanchor": "left"}
+        out.update_layout(height=340, margin={"l": 170}, legend=below)
         return out
 
     def table(self) -> Table:

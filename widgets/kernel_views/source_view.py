@@ -29,8 +29,8 @@ _STYLE = """<style>
 .wb-code .row{display:inline-grid;grid-template-columns:minmax(0,1fr) minmax(0,22em);gap:12px;
  width:calc(100% - 2em);vertical-align:top}
 .wb-code summary{cursor:pointer}.wb-code summary:hover{background:rgba(128,134,142,.14)}
-.wb-code code{white-space:nowrap;overflow:hidden;text-overflow:ellipsis;
- font:inherit;color:inherit;background:none}
+.wb-code .row code,.wb-code .plain code{white-space:nowrap;overflow:hidden;text-overflow:ellipsis;
+ font:inherit;color:inherit;background:none;padding:0}
 .wb-code .plain{padding-left:1.1em;opacity:.62}
 .wb-code .asm{margin:0 0 4px 3em;padding:2px 8px;border-left:2px solid rgba(128,134,142,.4);overflow-x:auto}
 .wb-code .asm div{white-space:pre}
