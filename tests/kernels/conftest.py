@@ -95,3 +95,18 @@ def mutant() -> Callable[..., FunctionType]:
         return made
 
     return edited
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory holds NaN (or an absurd number): an output that a kernel forgets to write is noticed."""
+    empty = torch.empty
+    floats = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+    def filled(*sizes: Any, **options: Any) -> torch.Tensor:
+        fresh = empty(*sizes, **options)
+        if fresh.dtype in floats:
+            return fresh.fill_(torch.nan)
+        return fresh.fill_(-77) if fresh.dtype in (torch.int32, torch.int64) else fresh
+
+    monkeypatch.setattr(torch, "empty", filled)

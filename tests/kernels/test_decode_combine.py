@@ -11,6 +11,8 @@ from workbench.kernels.attention.paged_decode import reference as attention
 from workbench.kernels.layouts import kv_plain
 from workbench.spec.errors import UnsupportedInput
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 
 @pytest.mark.parametrize(("parts", "dim"), [(1, 64), (3, 128), (16, 80), (130, 64)])
 def test_parts_merge_to_the_whole(parts: int, dim: int, generator: torch.Generator, device: str) -> None:

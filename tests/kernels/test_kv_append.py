@@ -15,6 +15,8 @@ from workbench.models.rope import RopeTable, apply_rope
 from workbench.models.rope_spec import RopeSpec
 from workbench.spec.errors import UnsupportedInput
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 LAYOUTS: dict[str, Any] = {
     "bf16": lambda page, heads, dim: kv_plain.layout(page, heads, dim),
     "fp16": lambda page, heads, dim: kv_plain.layout(page, heads, dim, torch.float16),

@@ -16,6 +16,8 @@ from workbench.kernels.layouts import kv_fp4, kv_fp8, kv_int8, kv_kivi, kv_plain
 from workbench.kernels.layouts.pages import PageLayout
 from workbench.spec.errors import UnsupportedInput
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 SCALES = (0.37, 1.9)
 LENGTHS = (1, 0, 130, 64, 63, 65, 300)
 

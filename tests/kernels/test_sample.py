@@ -17,6 +17,8 @@ from workbench.engine.processing import process
 from workbench.kernels.decode.sample import Filters, Noise, draw, law, pack_mask, reference, sample
 from workbench.spec.errors import MaskError, RequestError, UnsupportedInput
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 SETTINGS = [
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.0),

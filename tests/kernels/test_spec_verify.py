@@ -25,6 +25,8 @@ from workbench.kernels.layouts.verdict import Verdicts, drafts
 from workbench.spec.errors import InvariantError, UnsupportedInput
 from workbench.speculative import rules
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 V = 40
 SHAPES: list[tuple[int, ...]] = [
     (-1, 0, 1, 2),  # a chain

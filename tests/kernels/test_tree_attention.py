@@ -19,6 +19,8 @@ from workbench.kernels.layouts import kv_fp8, kv_int8, kv_plain
 from workbench.kernels.layouts.tree import TreeRows, chain, looking_back, tree_rows, unpack
 from workbench.spec.errors import UnsupportedInput
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 BUSHY = (-1, 0, 0, 1, 1, 2, 3, 3, 5, 0)
 FORMATS: dict[str, Any] = {"plain": kv_plain, "fp8": kv_fp8, "int8": kv_int8}
 
