@@ -18,7 +18,7 @@ from workbench.kernels.bench.case import Outputs
 def packed_sdpa(backend: SDPBackend) -> Any:
     """Attention of one backend over equally long packed sequences: q, k, v ``[B * S, H, D]``."""
 
-    def run(q: Tensor, k: Tensor, v: Tensor, q_lens: Any, causal: bool, **_: Any) -> Outputs:
+    def run(q: Tensor, k: Tensor, v: Tensor, q_lens: Any, causal: bool = True, **_: Any) -> Outputs:
         heads = [x.unflatten(0, (len(q_lens), -1)).transpose(1, 2) for x in (q, k, v)]
         with sdpa_kernel([backend]):
             out = sdpa(heads[0], heads[1], heads[2], is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])

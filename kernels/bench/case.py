@@ -43,7 +43,8 @@ class Goal:
 class Trial:
     """One problem, ready to run.
 
-    ``call(**arguments, **options)`` runs the kernel's public function and names its outputs. ``exact`` gives
+    ``call(**arguments, **options)`` runs the kernel's public function; ``outputs`` names what it returned.
+    (Only ``outputs`` may look into it: when kernels are merely compiled, nothing is there.) ``exact`` gives
     the same names in float32 or above. ``plain`` is the same computation in torch operations of the inputs'
     dtype: its error is what the kernel may at most double. An output that ``plain`` lacks must be ``within``
     a relative error, 0 for the very same bits. ``baselines`` take the arguments as ``call`` does; what they
@@ -52,9 +53,10 @@ class Trial:
     """
 
     arguments: dict[str, Any]
-    call: Callable[..., Outputs]
+    call: Callable[..., Any]
     exact: Callable[[], Outputs]
     plain: Callable[[], Outputs] = dict
+    outputs: Callable[[Any], Outputs] = dict
     within: Mapping[str, float] = field(default_factory=dict)
     baselines: Mapping[str, Callable[..., Outputs]] = field(default_factory=dict)
     figures: Callable[[], Mapping[str, float]] = dict

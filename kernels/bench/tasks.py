@@ -66,11 +66,11 @@ def check(case: Case, lab: Lab) -> Iterator[Part]:
     yield armed(case.key)
     began = time.perf_counter()
     with poisoned():
-        found = trial.call(**trial.arguments)
+        returned = trial.call(**trial.arguments)
     if lab.on_gpu:
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began
-    verdicts = judge.judged(found, exact, plain, trial.within)
+    verdicts = judge.judged(trial.outputs(returned), exact, plain, trial.within)
     figures = dict(trial.figures())
     yield {"outputs": verdicts, "passed": judge.passes(verdicts), "figures": figures, "seconds": seconds}
 
@@ -85,7 +85,7 @@ def timed(case: Case, lab: Lab) -> Iterator[Part]:
         sets.append(copy.deepcopy(trial.arguments))
     torch.cuda.synchronize()
     yield armed(case.key)
-    found = trial.call(**trial.arguments)
+    found = trial.outputs(trial.call(**trial.arguments))
     yield {"ours": _measured(trial, trial.call, sets, {}), "sets": len(sets)}
     if trial.launches:
         yield armed(f"{case.key}, the whole call")

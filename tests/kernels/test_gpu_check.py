@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from workbench.kernels import CATALOGUE
 from workbench.kernels.bench import judge, roofline, roster, tasks, timing
-from workbench.kernels.bench.case import Goal, Lab
+from workbench.kernels.bench.baselines import packed_sdpa as sdpa_on
+from workbench.kernels.bench.case import Case, Goal, Lab, Trial
 from workbench.kernels.bench.poison import poisoned
 from workbench.kernels.spec import Cost
 from workbench.spec.errors import OptionError
@@ -67,6 +69,30 @@ def test_the_smallest_case_of_each_kernel_passes(kernel: str, device: str) -> No
     parts = list(tasks.check(case, Lab(torch.device(device), torch.seed() % 2**31)))
     assert parts[0] == tasks.armed(case.key)
     assert parts[-1]["passed"], parts[-1]["outputs"]
+
+
+def test_baselines_compute_what_the_kernel_does() -> None:
+    """On the smallest case that has them; torch's fused attention needs a GPU, its math backend does not."""
+    math = sdpa_on(SDPBackend.MATH)
+    agreed = set()
+    for kernel in KERNELS:
+        case = next((c for c in roster.cases_of(kernel) if small(c).baselines), None)
+        if case is None:
+            continue
+        trial = small(case)
+        exact = trial.exact()
+        for name, baseline in trial.baselines.items():
+            named = (math if name.startswith("SDPA") else baseline)(**trial.arguments)
+            for output in named.keys() & exact.keys():
+                assert tasks._difference(exact[output], named[output]) < tasks.DISAGREE, (case.key, name)
+                agreed.add(kernel)
+    assert agreed >= {"fa3_fwd", "paged_decode", "w4a16", "w8a8", "moe_grouped", "hadamard"}
+
+
+def small(case: Case) -> Trial:
+    if case.timed:
+        return Trial({}, dict, dict)
+    return case.make(Lab(torch.device("cpu"), 5), **case.sizes)
 
 
 @pytest.mark.parametrize("spoiled", ["element", "nan", "missing", "shape"])

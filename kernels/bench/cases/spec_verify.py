@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from workbench.kernels.bench.case import Case, Lab, Outputs, Trial
-from workbench.kernels.bench.cases.sample import noise
+from workbench.kernels.bench.cases.sample import frequency, noise
 from workbench.kernels.decode.spec_verify import KERNELS, verify_greedy, verify_match, verify_rejection
-from workbench.kernels.layouts.verdict import Drafts, drafts
+from workbench.kernels.layouts.verdict import Verdicts, drafts
 from workbench.kernels.spec import Cost
 
 
@@ -28,10 +29,6 @@ def make_greedy(lab: Lab, *, sequences: int, nodes: int, vocabulary: int, tree: 
            for b, row in zip(best, guess, strict=True)]  # fmt: skip
     made = drafts([(row, shape) for row in ids]).to(lab.device)
 
-    def call(drafts: Drafts, scores: Tensor) -> Outputs:
-        found = verify_greedy(drafts, scores)
-        return {"length": found.length, "token": found.token}
-
     def exact() -> Outputs:
         lengths, tokens = [], []
         for row, b in zip(ids, best, strict=True):
@@ -43,7 +40,13 @@ def make_greedy(lab: Lab, *, sequences: int, nodes: int, vocabulary: int, tree: 
         named = {"length": lengths, "token": tokens}
         return {n: torch.tensor(x, device=lab.device) for n, x in named.items()}
 
-    return Trial({"drafts": made, "scores": scores}, call, exact, within={"length": 0.0, "token": 0.0})
+    return Trial(
+        {"drafts": made, "scores": scores},
+        verify_greedy,
+        exact,
+        outputs=lambda found: {"length": found.length, "token": found.token},
+        within={"length": 0.0, "token": 0.0},
+    )
 
 
 def make_sampled(lab: Lab, *, sequences: int, nodes: int, vocabulary: int, rule: str) -> Trial:
@@ -57,14 +60,18 @@ def make_sampled(lab: Lab, *, sequences: int, nodes: int, vocabulary: int, rule:
     if rule == "rejection":
         arguments["q"] = q.expand(sequences * nodes, -1).contiguous()
 
-    def call(**given: Any) -> Outputs:
-        found = verify_rejection(**given, check=False) if rule == "rejection" else verify_match(**given)
+    def outputs(found: Verdicts) -> Outputs:
         first = torch.where(found.length > 0, tokens[:, 0], found.token)
-        return {"frequency": torch.bincount(first, minlength=vocabulary).double()[None] / sequences}
+        return {"frequency": frequency(first, vocabulary)}
 
     # 16,384 draws from a law of 40 leave about 1.5 %; a wrong rule is off by a third.
-    return Trial(arguments, call, lambda: {"frequency": p.double()[None]}, within={"frequency": 0.08},
-                 launches=True)  # fmt: skip
+    return Trial(
+        arguments,
+        functools.partial(verify_rejection, check=False) if rule == "rejection" else verify_match,
+        exact=lambda: {"frequency": p.double()[None]},
+        outputs=outputs,
+        within={"frequency": 0.08},
+    )
 
 
 def _law(lab: Lab, vocabulary: int) -> Tensor:
