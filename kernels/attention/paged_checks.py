@@ -46,7 +46,7 @@ def check_pages(
     require(
         known,
         f"This kernel does not read {layout.format} pages.",
-        f"It reads {', '.join((*PLAIN, *formats))}; FP8 pages must not be permuted.",
+        f"It reads {', '.join((*PLAIN, *(f.strip('_') for f in formats)))}; FP8 pages must not be permuted.",
     )
     require_dtype("q", q, (PLAIN[layout.format],) if plain else (torch.bfloat16, torch.float16))
     require(q.dim() == 3, f"q is {tuple(q.shape)}.", "It takes [rows, heads, head size].")

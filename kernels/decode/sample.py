@@ -4,7 +4,9 @@ noise.
 ``law = softmax(filter(x / T))`` in the engine's order (mask, temperature, top-k, top-p, min-p), then the
 token is ``argmax p / E`` with E exponential from Philox keyed by (seed, sample, position, stream): the
 Gumbel-max trick, reproducible whatever the batch. A law is one program per row (`filters`), a draw one per
-row and block of the vocabulary (`race`). Penalties belong to the logits that are passed in.
+row and block of the vocabulary (`race`). Penalties belong to the logits that are passed in. On a GPU ``exp``
+is approximate: laws differ from a CPU's in the last bits, so a nucleus that ends within them may end one
+token apart.
 
 Law: about 36 passes over a row of V float32 that stays in L2 (16 for top-k, 16 for top-p, when they are on);
 bytes from and to memory: logits once, law once. Draw: law once, about 60 integer operations a token.

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
+from workbench.kernels.attention.kv_tiles import page_rows
 from workbench.kernels.attention.paged_decode import OpenPages, paged_decode, reference
 from workbench.kernels.attention.splits import chunk_tokens, split_count
 from workbench.kernels.layouts import kv_fp4, kv_fp8, kv_int8, kv_kivi, kv_plain
@@ -273,6 +276,21 @@ def test_att_06_views_and_misfits_are_refused(generator: torch.Generator, device
     permuted = kv_fp8.layout(16, 2, 64, permuted=True)
     with pytest.raises(UnsupportedInput, match="permuted"):
         paged_decode(q, permuted.allocate(4, device), permuted, case.table, case.lengths)
+
+
+@triton.jit
+def _row_offsets(out, table, KVH, P: tl.constexpr, D: tl.constexpr):
+    t = tl.arange(0, 16)
+    tl.store(out + t, page_rows(table, t, t >= 0, 7, KVH, P) * D)
+
+
+def test_att_05_offsets_are_64_bit(device: str) -> None:
+    """Page 131,072 of 8 heads, 16 tokens and 128 dims: an element offset of 2^31 and more."""
+    out = torch.empty(16, dtype=torch.int64, device=device)
+    table = torch.tensor([131072], dtype=torch.int32, device=device)
+    _row_offsets[(1,)](out, table, 8, P=16, D=128)
+    assert out.tolist() == [((131072 * 8 + 7) * 16 + t) * 128 for t in range(16)]
+    assert out[0].item() > 2**31
 
 
 def test_no_sequences_at_all(device: str) -> None:

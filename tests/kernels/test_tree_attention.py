@@ -205,6 +205,13 @@ def test_a_shared_prefix_is_read_once_for_all_rows_that_look_back(
     torch.testing.assert_close(lse.cpu().double(), total, rtol=0, atol=1e-3)
 
 
+def test_att_03_rows_that_see_nothing_are_zero(generator: torch.Generator, device: str) -> None:
+    cache = Cache([40, 1], generator, device)
+    q = torch.randn(5, 4, 64, generator=generator).bfloat16()
+    done = agrees(cache, q, (40, 0), looking_back([2, 3]))
+    assert bool((done.lse[2:] == -torch.inf).all())
+
+
 def test_misfits_are_refused(generator: torch.Generator, device: str) -> None:
     cache, rows = Cache([20], generator, device), tree_rows([chain(4)]).to(device)
     q = torch.randn(4, 4, 64, generator=generator).bfloat16().to(device)
