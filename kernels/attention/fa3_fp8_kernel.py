@@ -25,6 +25,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from workbench.kernels.attention.fa3_parts import FLOOR, capped, finish, masked, write_out
 from workbench.kernels.attention.fa3_schedule import barriers, produce, tile_of
 
+#: Run-time sizes that change from call to call: no compile of their own for 1 or a multiple of 16.
+SIZES = ("n_items", "n_tiles", "group", "heads", "kv_heads", "page_rows", "lse_row", "window")
+
 #: P is cast as 2^8 P: at most 256, below E4M3's 448.
 LIFT = gl.constexpr(8.0)
 
@@ -183,7 +186,7 @@ def consume_fp8(
             t += 1
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=SIZES)
 def fa3_fwd_fp8_kernel(
     q_desc, k_desc, v_desc, o_desc, o_ptr, lse_ptr, work_ptr, pages_ptr,
     q_scale_ptr, k_scale_ptr, v_scale_ptr, n_items, n_tiles, group, heads, kv_heads, page_rows,

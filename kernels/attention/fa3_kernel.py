@@ -22,6 +22,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from workbench.kernels.attention.fa3_parts import FLOOR, capped, clean_tail, finish, masked, write_out
 from workbench.kernels.attention.fa3_schedule import barriers, produce, tile_of
 
+#: Run-time sizes that change from call to call: no compile of their own for 1 or a multiple of 16.
+SIZES = (
+    *("n_items", "n_tiles", "group", "q_rows", "q_cols", "kv_rows", "kv_cols"),
+    *("page_rows", "lse_row", "window"),
+)
+
 
 @gluon.jit
 def consume(
@@ -136,7 +142,7 @@ def consume(
             t += 1
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=SIZES)
 def fa3_fwd_kernel(
     q_desc, k_desc, v_desc, o_desc, o_ptr, lse_ptr, work_ptr, pages_ptr, n_items, n_tiles, group,
     q_rows, q_cols, kv_rows, kv_cols, page_rows, o_row, lse_row, window, scale, cap,

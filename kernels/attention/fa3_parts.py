@@ -11,6 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from workbench.kernels.attention.gluon_names import tma_store
+
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 FLOOR = gl.constexpr(-1.0e30)
@@ -83,7 +85,7 @@ def write_out(o, o_desc, o_ptr, o_tile, row, rows, head, o_row, HD: gl.constexpr
     if rows >= 64:
         o_tile.store(o)
         fence_async_shared()
-        tma.async_copy_shared_to_global(o_desc, [row, head * HD], o_tile)
+        tma_store(o_desc, [row, head * HD], o_tile)
         tma.store_wait(0)
     else:
         i = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from workbench.kernels.attention.gluon_names import tma_load
 
 
 @gluon.jit
@@ -87,22 +89,18 @@ def produce(
                 # A fresh barrier passes parity 1, so the first round of the ring does not wait.
                 mbarrier.wait(k_empty.index(slot), phase ^ 1)
                 mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    k_desc, [row, kv_head * kv_cols], k_full.index(slot), k_smem.index(slot)
-                )
+                tma_load(k_desc, [row, kv_head * kv_cols], k_full.index(slot), k_smem.index(slot))
                 if step == 0:
                     for c in gl.static_range(2):
                         mbarrier.wait(q_empty.index(c), t & 1 ^ 1)
                         mbarrier.expect(q_full.index(c), q_desc.block_type.nbytes)
-                        tma.async_copy_global_to_shared(
-                            q_desc, [q_row + 64 * c, head * q_cols], q_full.index(c), q_smem.index(c)
-                        )
+                        tma_load(q_desc, [q_row + 64 * c, head * q_cols], q_full.index(c), q_smem.index(c))
                 mbarrier.wait(v_empty.index(slot), phase ^ 1)
                 mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
                 if VT > 0:  # noqa: SIM108 — decided while compiling
                     v_at = [row // PAGE * VT, row % PAGE]
                 else:
                     v_at = [row, kv_head * kv_cols]
-                tma.async_copy_global_to_shared(v_desc, v_at, v_full.index(slot), v_smem.index(slot))
+                tma_load(v_desc, v_at, v_full.index(slot), v_smem.index(slot))
                 n += 1
             t += 1

@@ -98,7 +98,7 @@ def _steps(
     return acc, m, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("n_items", "group", "lse_row", "window"))
 def fa_fwd_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, work_ptr, table_ptr, n_items, group, q_row, q_head, k_row, k_head,
     k_page, v_row, v_head, v_page, o_row, lse_row, scale, cap, window,

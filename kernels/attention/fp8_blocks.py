@@ -67,7 +67,7 @@ class Fp8Blocks:
                 )
         if len(self.q_lens) != len(self.kv_lens) or (kv_heads and heads % kv_heads):
             raise UnsupportedInput(
-                f"Q and KV have {heads} and {kv_heads} heads, {len(self.q_lens)} and {len(self.kv_lens)} lengths.",
+                f"Heads: {heads} and {kv_heads}; lengths: {len(self.q_lens)} and {len(self.kv_lens)}.",
                 hint="Hq is a multiple of Hkv; one length per sequence.",
             )
         if max(map(blocks_of, self.kv_lens), default=0) > self.table.shape[1]:

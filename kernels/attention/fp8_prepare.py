@@ -75,7 +75,7 @@ def _codes(x):
     return (x / scale).to(tl.float8e4nv), scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("heads",))
 def fp8_rows_kernel(
     x_ptr, sign_ptr, block_ptr, out_ptr, scale_ptr, heads, x_row, x_head,
     ROTATE: tl.constexpr, PACKED: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
@@ -110,7 +110,7 @@ def fp8_rows_kernel(
     tl.store(scale_ptr + block * heads + head, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("heads",))
 def fp8_values_kernel(
     x_ptr, block_ptr, out_ptr, scale_ptr, heads, x_row, x_head, D: tl.constexpr, BLOCK: tl.constexpr
 ):

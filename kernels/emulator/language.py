@@ -217,6 +217,9 @@ class Tma:
         who = self._machine.current.name
         self._machine.store(lambda: descriptor.write(corner, src.asynchronous_read(who)))
 
+    async_load = async_copy_global_to_shared
+    async_store = async_copy_shared_to_global
+
     def store_wait(self, pendings: int) -> None:
         """Wait until at most ``pendings`` stores have yet to read."""
         self._machine.point()

@@ -71,15 +71,25 @@ class _Binder:
 
         gl = Gl(machine, block, blocks)
         barriers = Mbarrier(machine)
+        copies = Tma(machine, barriers)
         group = Warpgroup(machine, gl)
         self._known: list[tuple[Any, Any]] = [
             (real, gl),
             (hopper.mbarrier, barriers),
-            (hopper.tma, Tma(machine, barriers)),
+            (hopper.tma, copies),
             (hopper.warpgroup_mma, group.mma),
             (hopper.warpgroup_mma_wait, group.wait),
             (hopper.fence_async_shared, group.fence),
         ]
+        # A kernel may hold the copies themselves, under the old or the new name (see `gluon_names`).
+        for name in (
+            "async_copy_global_to_shared",
+            "async_load",
+            "async_copy_shared_to_global",
+            "async_store",
+        ):
+            if hasattr(hopper.tma, name):
+                self._known.append((getattr(hopper.tma, name), getattr(copies, name)))
         self._swaps = swaps
         self._jitted, self._constexpr = JITFunction, real.constexpr
         self._done: dict[Any, Callable[..., Any]] = {}

@@ -143,6 +143,14 @@ def test_att_06_views_of_a_fused_buffer_and_transposed_heads(draw: Draw) -> None
         fa3_fwd(q, k, by_head[2], [150], [150], emulator=Emulator())
 
 
+def test_att_06_pages_may_hold_tokens_before_heads(draw: Draw) -> None:
+    """[pages, tokens, heads, D], as other engines lay pages out, is a view away."""
+    q, k, v = draw(70, 4, 64), draw(4, 128, 2, 64), draw(4, 128, 2, 64)
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    table = torch.tensor([[2, 0, 3]], dtype=torch.int32)
+    check(fa3_fwd(q, k, v, [70], [300], table=table, emulator=Emulator()), q, k, v, [70], [300], table=table)
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
