@@ -16,6 +16,7 @@ import numpy as np
 from workbench.core.benchmark_arrivals import Arrival, Prompts, Streaming
 from workbench.core.benchmark_gguf import peer_file
 from workbench.core.benchmark_peers import PeerSetup
+from workbench.core.benchmark_signals import same_signal_stack
 from workbench.core.benchmark_timing import Contestant
 from workbench.core.peers import Measure
 from workbench.core.provenance import package_version
@@ -75,14 +76,13 @@ def load(setup: PeerSetup) -> OpenVINO:
     scheduler.enable_prefix_caching = False
     scheduler.max_num_batched_tokens = _MAX_BATCHED_TOKENS
     properties = {"INFERENCE_NUM_THREADS": setup.threads}
-    try:
-        pipeline = genai.ContinuousBatchingPipeline(str(file.path), scheduler, "CPU", properties)
-    except RuntimeError as err:
-        raise UnsupportedModel(f"OpenVINO cannot load {file.path.name}: {err}") from None
-    cpu = openvino.Core()
-    cache, arithmetic = (
-        cpu.get_property("CPU", key).to_string() for key in ("KV_CACHE_PRECISION", "INFERENCE_PRECISION_HINT")
-    )
+    with same_signal_stack():
+        try:
+            pipeline = genai.ContinuousBatchingPipeline(str(file.path), scheduler, "CPU", properties)
+        except RuntimeError as err:
+            raise UnsupportedModel(f"OpenVINO cannot load {file.path.name}: {err}") from None
+        cpu, keys = openvino.Core(), ("KV_CACHE_PRECISION", "INFERENCE_PRECISION_HINT")
+        cache, arithmetic = (cpu.get_property("CPU", key).to_string() for key in keys)
     parts = (
         f"openvino-genai {package_version('openvino-genai')}",
         f"{file}, {arithmetic} arithmetic, {cache} KV cache",

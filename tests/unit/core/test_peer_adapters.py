@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -261,3 +262,22 @@ def test_the_real_peer_decodes_prefills_and_batches(name: str) -> None:
             turn = contestant.turn(seed)
             assert turn.amount == amount and turn.seconds > 0
         assert contestant.name == f"{name}:Q4_1"
+
+
+def test_the_process_survives_a_signal_after_the_real_openvino() -> None:
+    if find_spec("openvino_genai") is None or (path := gguf_in_cache()) is None:
+        pytest.skip("needs openvino-genai and the GGUF file")
+    code = (
+        "import gc, signal, sys\n"
+        "from workbench.core.benchmark_openvino import load\n"
+        "from workbench.core.benchmark_peers import PeerSetup\n"
+        "engine = load(PeerSetup(sys.argv[1], 'bfloat16', 'cpu', 49152, 1))\n"
+        "del engine\n"
+        "gc.collect()\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('survived'))\n"
+        "signal.raise_signal(signal.SIGINT)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "survived"), done.stderr[-500:]

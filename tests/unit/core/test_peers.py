@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import tomllib
@@ -18,6 +19,7 @@ from workbench.core.benchmark import BENCHES, BenchSettings
 from workbench.core.benchmark_arrivals import Arrival, Streaming, decode_turn
 from workbench.core.benchmark_engine import random_prompts
 from workbench.core.benchmark_gguf import PeerFile, peer_file
+from workbench.core.benchmark_signals import SignalStack, exchange_signal_stack, same_signal_stack
 from workbench.core.peers import PEERS, check_peers, peers_of_extra
 from workbench.spec.errors import JobFailed, MissingExtra, ModelNotFound, OptionError
 
@@ -127,6 +129,21 @@ def test_tokens_that_never_came_are_no_measurement() -> None:
     short = Streaming("x", "", lambda p, n: (0.0, stream((1.0, "01"))), 61, "decode", batch=2, context=3)
     with pytest.raises(JobFailed, match="2 tokens came of 17"):
         short.turn(0)
+
+
+# -- signals --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signal stacks are those of Linux")
+def test_a_library_leaves_no_signal_stack_of_its_own() -> None:
+    room = ctypes.create_string_buffer(1 << 16)
+    before = exchange_signal_stack()
+    with pytest.raises(RuntimeError), same_signal_stack():
+        exchange_signal_stack(SignalStack(ctypes.addressof(room), 0, len(room)))
+        assert exchange_signal_stack().pointer == ctypes.addressof(room)
+        raise RuntimeError("the library failed to load")
+    after = exchange_signal_stack()
+    assert (after.pointer, after.flags, after.size) == (before.pointer, before.flags, before.size)
 
 
 # -- threads --------------------------------------------------------------------------------------------
