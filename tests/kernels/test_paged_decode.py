@@ -226,6 +226,27 @@ def test_att_04_slots_no_token_owns_never_reach_the_output(generator: torch.Gene
     assert torch.equal(outs[0], outs[2])
 
 
+@pytest.mark.parametrize("format", ["plain", "fp8"])
+def test_slots_behind_the_window_never_reach_the_output(
+    format: str, generator: torch.Generator, device: str
+) -> None:
+    case = filled(format, 64, generator, device, lengths=(150, 33))
+    q = queries(case, 2, generator)
+    clean = case.run(q, window=20).out
+    for b, n in enumerate(case.lengths.tolist()):
+        behind = torch.arange(n - 20)
+        for name, plane in case.planes.items():
+            bits = plane.view(torch.uint8 if plane.dtype.itemsize == 1 else torch.int16)
+            pages = case.table[b].cpu().long()[behind // 64].to(device)
+            slots = (behind % 64).to(device)
+            nan = 0x7F if plane.dtype.itemsize == 1 else 0x7FFF
+            if name == "v" and format == "fp8":
+                bits[pages, :, :, slots] = nan
+            else:
+                bits[pages, :, slots] = nan
+    assert torch.equal(case.run(q, window=20).out, clean)
+
+
 def test_a_fixed_chunk_makes_a_sequence_independent_of_its_batch(
     generator: torch.Generator, device: str
 ) -> None:

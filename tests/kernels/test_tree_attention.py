@@ -205,6 +205,25 @@ def test_a_shared_prefix_is_read_once_for_all_rows_that_look_back(
     torch.testing.assert_close(lse.cpu().double(), total, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("page", [16, 64])
+def test_slots_behind_every_window_never_reach_the_output(
+    page: int, generator: torch.Generator, device: str
+) -> None:
+    starts, trees = (150, 20), (BUSHY, chain(3))
+    cache = Cache([s + len(t) for s, t in zip(starts, trees, strict=True)], generator, device, page=page)
+    q = torch.randn(13, 4, 64, generator=generator).bfloat16()
+    rows = tree_rows(trees, window=12)
+    clean = agrees(cache, q, starts, rows, window=12)
+    for b, start in enumerate(starts):
+        behind = torch.arange(start - 12 + 1)
+        at = cache.table[b].long().cpu()[behind // page].to(device), slice(None), (behind % page).to(device)
+        for plane in cache.planes.values():
+            plane[at] = torch.nan
+    where = cache.table, ints(starts, device), rows.to(device)
+    again = tree_attention(q.to(device), cache.planes, cache.layout, *where, window=12)
+    assert torch.equal(clean.out, again.out)
+
+
 def test_att_03_rows_that_see_nothing_are_zero(generator: torch.Generator, device: str) -> None:
     cache = Cache([40, 1], generator, device)
     q = torch.randn(5, 4, 64, generator=generator).bfloat16()
