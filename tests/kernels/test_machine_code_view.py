@@ -85,6 +85,14 @@ def test_source_lines_stand_beside_what_they_became(code: MachineCode) -> None:
     assert str(page.root) not in shown
 
 
+def test_a_long_line_lists_its_telling_instructions_and_counts_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f(x):\n    return x\n")
+    many = [Instruction(16 * i, "MOV", "MOV R1, R2", "a.py", 2, False) for i in range(99)]
+    product = Instruction(16 * 99, "HGMMA.64x8x16", "HGMMA.64x8x16 R24, gdesc[UR4]", "a.py", 2, True)
+    shown = SourceView("k", [*many, product], tmp_path).to_html()
+    assert "R24, gdesc[UR4]" in shown and "and 40 others" in shown and shown.count("MOV R1") == 59
+
+
 def test_source_and_operands_are_escaped(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text('def f(x):\n    """Doc."""\n    return x < "<b>"\n')
     one = Instruction(0, "MOV", "MOV R1, `(<script>)", "a.py", 3, False)

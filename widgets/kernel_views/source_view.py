@@ -17,7 +17,7 @@ from pathlib import Path
 
 from workbench.kernels.listing import Instruction
 
-_LONGEST = 60  # instructions listed below a line; the rest is counted
+_LONGEST = 60  # instructions listed below a line; the others are counted
 _TELLING = {
     "product": "#2f7fd1", "product 16-bit": "#2f7fd1", "copy": "#8a63c9", "exponential": "#12908e",
     "spill": "#c8443c", "wait": "#7c8796",
@@ -29,8 +29,8 @@ _STYLE = """<style>
 .wb-code .row{display:inline-grid;grid-template-columns:minmax(0,1fr) minmax(0,22em);gap:12px;
  width:calc(100% - 2em);vertical-align:top}
 .wb-code summary{cursor:pointer}.wb-code summary:hover{background:rgba(128,134,142,.14)}
-.wb-code .row code,.wb-code .plain code{white-space:nowrap;overflow:hidden;text-overflow:ellipsis;
- font:inherit;color:inherit;background:none;padding:0}
+.wb-code samp{white-space:nowrap;overflow:hidden;text-overflow:ellipsis;
+ font:inherit}
 .wb-code .plain{padding-left:1.1em;opacity:.62}
 .wb-code .asm{margin:0 0 4px 3em;padding:2px 8px;border-left:2px solid rgba(128,134,142,.4);overflow-x:auto}
 .wb-code .asm div{white-space:pre}
@@ -92,7 +92,7 @@ def _body(source: Sequence[str], lines: dict[int, list[Instruction]]) -> str:
         if n in lines:
             rows.append(_details(text, lines[n], n))
         elif text.strip():
-            rows.append(f'<div class="plain"><code>{_source(text, n)}</code></div>')
+            rows.append(f'<div class="plain"><samp>{_source(text, n)}</samp></div>')
     return "".join(rows)
 
 
@@ -110,10 +110,17 @@ def _functions(source: str, lines: Iterable[int]) -> list[range]:
 
 
 def _details(text: str, found: list[Instruction], n: int | None) -> str:
-    listed = "".join(f"<div>{_line(one)}</div>" for one in found[:_LONGEST])
-    more = f"<div><i>… {len(found) - _LONGEST} more</i></div>" if len(found) > _LONGEST else ""
-    row = f'<span class="row"><code>{_source(text, n)}</code> <span>{_told(found)}</span></span>'
+    shown = _chosen(found)
+    listed = "".join(f"<div>{_line(one)}</div>" for one in shown)
+    more = f"<div><i>and {len(found) - len(shown)} others</i></div>" if len(found) > len(shown) else ""
+    row = f'<span class="row"><samp>{_source(text, n)}</samp> <span>{_told(found)}</span></span>'
     return f'<details><summary>{row}</summary><div class="asm">{listed}{more}</div></details>'
+
+
+def _chosen(found: list[Instruction]) -> list[Instruction]:
+    """At most ``_LONGEST``, in the order of the code; the telling ones are the last to be left out."""
+    by_worth = sorted(range(len(found)), key=lambda i: found[i].kind not in _TELLING)
+    return [found[i] for i in sorted(by_worth[:_LONGEST])]
 
 
 def _source(text: str, n: int | None) -> str:
