@@ -1,0 +1,103 @@
+"""What encoder and decoder share per model: bases, plans, and the identity of what they were made from.
+
+A :class:`Calibration` is measured once per model and serves every ratio. An :class:`Artefact` is what one
+pair of ratios needs of it: bases cut behind the last component kept. No payload holds its bytes, so they are
+reported beside every ratio, with the number of tokens after which they have paid for themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from workbench.kv.kvtc.basis import Basis
+from workbench.kv.kvtc.distortion import Distortion
+from workbench.kv.kvtc.plan import BitPlan, best_plan
+from workbench.spec.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Side:
+    """Keys or values: a basis, and the plan for its coefficients."""
+
+    basis: Basis
+    plan: BitPlan
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of mean, components and plan (8 per group)."""
+        b = self.basis
+        return b.mean.nbytes + b.components.nbytes + 8 * len(self.plan.groups)
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """``model`` and ``phases`` name the weights and the joint rows (:attr:`JointRows.key`) it belongs to."""
+
+    k: Side
+    v: Side
+    model: str
+    phases: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes a process needs once per model, whatever it decodes."""
+        return self.k.nbytes + self.v.nbytes
+
+    @property
+    def bits(self) -> int:
+        """Bits per coded token before entropy coding, keys and values."""
+        return self.k.plan.bits + self.v.plan.bits
+
+    @cached_property
+    def key(self) -> str:
+        """A digest of every number that shapes a payload, and of the model."""
+        digest = hashlib.blake2b(f"{self.model}/{self.phases}".encode(), digest_size=16)
+        for side in (self.k, self.v):
+            digest.update(side.basis.mean.numpy().tobytes())
+            digest.update(side.basis.components.numpy().tobytes())
+            digest.update(repr([(g.start, g.size, g.kind) for g in side.plan.groups]).encode())
+        return digest.hexdigest()
+
+    def break_even(self, bytes_per_token: float) -> float:
+        """Tokens after which the bytes saved against 16-bit KV exceed the artefact's own."""
+        plain = 2 * (len(self.k.basis.mean) + len(self.v.basis.mean))
+        return self.nbytes / (plain - bytes_per_token) if bytes_per_token < plain else float("inf")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Bases up to a rank that serves every ratio, and the errors of every group in every format.
+
+    ``origin`` says on what it was measured, ``tokens`` on how many positions.
+    """
+
+    k: tuple[Basis, Distortion]
+    v: tuple[Basis, Distortion]
+    model: str
+    phases: str
+    origin: str
+    tokens: int
+
+    def artefact(self, k_ratio: float, v_ratio: float) -> Artefact:
+        """Plan both sides: ``16 * features / ratio`` bits per token each, before entropy coding.
+
+        Raises :class:`OptionError` for a ratio below 2.
+        """
+        if min(k_ratio, v_ratio) < 2:
+            raise OptionError(
+                f"kvtc cannot plan for ratios {k_ratio:g} (keys) and {v_ratio:g} (values).",
+                hint="Choose ratios of at least 2; 8 to 64 are usual.",
+            )
+        return Artefact(_side(*self.k, k_ratio), _side(*self.v, v_ratio), self.model, self.phases)
+
+
+def _side(basis: Basis, distortion: Distortion, ratio: float) -> Side:
+    plan = best_plan(distortion, int(16 * len(basis.mean) / ratio))
+    cut = replace(
+        basis,
+        components=basis.components[: plan.rank].clone(),
+        variance=basis.variance[: plan.rank].clone(),
+    )
+    return Side(cut, plan)

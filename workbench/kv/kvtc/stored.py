@@ -1,0 +1,93 @@
+"""An opened payload: coefficients in memory, layers rebuilt one at a time.
+
+Generation can begin on the early layers while later ones are still coded; the workspace is one layer.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from workbench.kv.cached import CachedRows
+from workbench.kv.container import Payload
+from workbench.kv.kvtc import exempt
+from workbench.kv.kvtc.artefact import Artefact
+from workbench.kv.kvtc.codes import Coder
+from workbench.kv.kvtc.entropy import from_streams
+from workbench.kv.kvtc.header import DTYPES, Header
+from workbench.kv.kvtc.joint import JointRows
+
+
+class Stored:
+    """Rows of a checked payload; made by :meth:`workbench.kv.kvtc.codec.Kvtc.open`."""
+
+    def __init__(
+        self,
+        payload: Payload,
+        header: Header,
+        artefact: Artefact,
+        joint: JointRows,
+        coders: tuple[Coder, Coder],
+    ) -> None:
+        self.header = header
+        self._artefact, self._joint = artefact, joint
+        self._dtype = DTYPES[header.dtype]
+        n, tail = header.lead, header.tokens - header.lead - header.coded
+        self._lead = self._kept(payload, "lead", len(joint.layers), n)
+        self._tail = self._kept(payload, "tail", len(joint.layers), tail)
+        others = [i for i in range(joint.num_layers) if i not in joint.layers]
+        self._sliding = self._kept(payload, "sliding", len(others), header.sliding)
+        self._others = others
+        self._codes = None
+        if header.coded:
+            self._codes = tuple(
+                from_streams(payload, coder, header.entropy, name, header.coded)
+                for name, coder in zip("kv", coders, strict=True)
+            )
+        self._coders = coders
+        self.positions = torch.arange(header.first, header.first + header.tokens)
+
+    @cached_property
+    def coefficients(self) -> tuple[Tensor, Tensor]:
+        """Of keys and values, float32 [coded, rank]."""
+        if self._codes is None:
+            return tuple(torch.zeros(0, c.plan.rank) for c in self._coders)  # type: ignore[return-value]
+        k, v = (coder.decode(c) for coder, c in zip(self._coders, self._codes, strict=True))
+        return k, v
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys (rotated to their positions) and values [T, Hkv, D] of one layer of the model.
+
+        Of a sliding-window layer only the last ``header.sliding`` rows are stored; earlier ones are zero.
+        """
+        header, joint = self.header, self._joint
+        if layer in self._others:
+            kept = self._sliding[:, self._others.index(layer)]
+            out = kept.new_zeros(2, header.tokens, *kept.shape[2:])
+            out[:, header.tokens - header.sliding :] = kept
+            return out[0], out[1]
+        at = joint.layers.index(layer)
+        columns = joint.columns(layer)
+        positions = self.positions[header.lead : header.lead + header.coded]
+        middle = []
+        for side, coefficients in zip((self._artefact.k, self._artefact.v), self.coefficients, strict=True):
+            part = side.basis.components[:, columns].float()
+            flat = coefficients @ part + side.basis.mean[columns]
+            middle.append(flat.view(-1, joint.heads, joint.dim))
+        middle[0] = joint.rotate(middle[0], positions)
+        k, v = (
+            torch.cat([self._lead[i, at], middle[i].to(self._dtype), self._tail[i, at]]) for i in range(2)
+        )
+        return k, v
+
+    def rows(self) -> CachedRows:
+        """All layers."""
+        layers = [self.layer(i) for i in range(self._joint.num_layers)]
+        return CachedRows(tuple(k for k, _ in layers), tuple(v for _, v in layers), self.positions)
+
+    def _kept(self, payload: Payload, name: str, layers: int, tokens: int) -> Tensor:
+        heads, dim = self._joint.heads, self._joint.dim
+        data = payload.stream(name, exempt.nbytes(layers, tokens, heads, dim))
+        return exempt.from_bytes(data, self._dtype, (layers, tokens, heads, dim))
