@@ -20,6 +20,8 @@ from workbench.attention.pinned import PinnedAttention
 from workbench.engine.seams import AttentionOp, AttentionShape
 from workbench.kernels import dispatch, target
 from workbench.kernels.layouts import kv_plain
+from workbench.kernels.layouts.pages import PageLayout
+from workbench.kernels.layouts.tree import chain, tree_rows
 from workbench.spec.technique import TechniqueSpec
 
 
@@ -102,7 +104,7 @@ def _tree(batch: Batch, shape: AttentionShape, q: Tensor, k: Tensor, v: Tensor) 
         _layout(shape, k.dtype),
         batch.table,
         batch.starts,
-        batch.tree,
+        batch.tree if batch.tree is not None else tree_rows([chain(n) for n in batch.q_lens]).to(q.device),
         longest=max(n - new for n, new in zip(batch.kv_lens, batch.q_lens, strict=True)),
         scale=1.0,
         window=shape.window,
@@ -112,11 +114,11 @@ def _tree(batch: Batch, shape: AttentionShape, q: Tensor, k: Tensor, v: Tensor) 
 
 def _prefill(kernel: str) -> Kernel:
     def run(batch: Batch, shape: AttentionShape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if kernel == "fa3_fwd" and shape.window is None:
-            from workbench.kernels.attention.fa3_fwd import fa3_fwd as attend
-        else:
-            from workbench.kernels.attention.fa_fwd import fa_fwd as attend
-        return attend(
+        from workbench.kernels.attention.fa3_fwd import fa3_fwd
+        from workbench.kernels.attention.fa_fwd import fa_fwd
+
+        attend: Any = fa3_fwd if kernel == "fa3_fwd" and shape.window is None else fa_fwd
+        out: Tensor = attend(
             q,
             k,
             v,
@@ -127,9 +129,10 @@ def _prefill(kernel: str) -> Kernel:
             scale=1.0,
             table=batch.table,
         ).out
+        return out
 
     return run
 
 
-def _layout(shape: AttentionShape, dtype: torch.dtype) -> kv_plain.PageLayout:
+def _layout(shape: AttentionShape, dtype: torch.dtype) -> PageLayout:
     return kv_plain.layout(shape.page_size, shape.kv_heads, shape.head_dim, dtype)
