@@ -47,16 +47,21 @@ def _keys(
 
 @triton.jit
 def _values(
-    v, v_min, v_step, block, offset, D: tl.constexpr, P: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr
-):
-    """Values of the GROUP tokens from ``offset`` on, fp16 [GROUP, D]."""
+    v, v_min, v_step, block, offset, ok, D: tl.constexpr, P: tl.constexpr, BITS: tl.constexpr,
+    GROUP: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Values of the GROUP tokens from ``offset`` on, fp16 [GROUP, D]; MASKED: 0 for tokens not ``ok``."""
     SIZE: tl.constexpr = P * BITS // 8
     t, d, c = offset + tl.arange(0, GROUP), tl.arange(0, D), tl.arange(0, D // GROUP)
     row = block * SIZE + t % SIZE
     shift = (t // SIZE * BITS).to(tl.uint8)
     codes = _codes(tl.load(v + row[:, None] * D + d[None, :]), shift[:, None], BITS)
     at = (block * P + t)[:, None] * (D // GROUP) + c[None, :]
-    low, step = tl.load(v_min + at), tl.load(v_step + at)
+    if MASKED:
+        low = tl.load(v_min + at, mask=ok[:, None], other=0.0)
+        step = tl.load(v_step + at, mask=ok[:, None], other=0.0)
+    else:
+        low, step = tl.load(v_min + at), tl.load(v_step + at)
     grouped = tl.reshape(codes, [GROUP, D // GROUP, GROUP])
     return tl.reshape(low[:, :, None] + grouped * step[:, :, None], [GROUP, D])
 
@@ -84,12 +89,14 @@ def paged_kivi_kernel(
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, D], tl.float32)
     lane = tl.arange(0, GROUP)
-    for start in tl.range(begin, tl.minimum(end, full), GROUP):
+    seen = begin + tl.maximum(low - begin, 0) // GROUP * GROUP
+    for start in tl.range(seen, tl.minimum(end, full), GROUP):
+        ok = start + lane >= low
         block = tl.load(table + start // P).to(tl.int64) * KVH + head
         kt = _keys(k, k_min, k_step, block, start % P, D, P, BITS, GROUP)
-        vt = _values(v, v_min, v_step, block, start % P, D, P, BITS, GROUP)
+        vt = _values(v, v_min, v_step, block, start % P, ok, D, P, BITS, GROUP, WINDOW)
         s = log2_scores(tl.dot(qt, tl.trans(kt)) * peak[:, None], scale, cap, CAP)
-        m, total, acc = absorb(s, vt, (start + lane >= low)[None, :], m, total, acc, WINDOW)
+        m, total, acc = absorb(s, vt, ok[None, :], m, total, acc, WINDOW)
     # The open page: values of any 16-bit dtype, divided by nothing, in the query's own dtype.
     qo = query_rows(q, b, head, stride_q, 0, G, BM, D, D)
     for start in tl.range(tl.maximum(begin, full), end, GROUP):

@@ -75,6 +75,11 @@ def launch(
     k, v = planes["k"], planes["v"]
     if layout.format.startswith("kivi"):
         bits, group = (int(n) for n in layout.format.removeprefix("kivi").split("_"))
+        require(
+            group >= SHORT and group & (group - 1) == 0,
+            f"Groups of {group} are not supported.",
+            "Use groups of 16, 32 or 64.",
+        )
         params = [planes[n] for n in ("k_min", "k_step", "v_min", "v_step")]
         if open_pages is None:
             raise UnsupportedInput(

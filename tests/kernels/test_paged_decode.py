@@ -294,6 +294,12 @@ def test_att_06_views_and_misfits_are_refused(generator: torch.Generator, device
     ):
         with pytest.raises(UnsupportedInput):
             bad()
+    small = kv_kivi.layout(32, 2, 64, group=8)
+    pool = torch.zeros(1, 2, 32, 64, dtype=torch.bfloat16, device=device)
+    newest = OpenPages(pool, pool, case.lengths * 0, case.lengths * 0)
+    for extra in ({}, {"open_pages": newest}):
+        with pytest.raises(UnsupportedInput, match="open|Groups"):
+            paged_decode(q, small.allocate(4, device), small, case.table, case.lengths, **extra)
     permuted = kv_fp8.layout(16, 2, 64, permuted=True)
     with pytest.raises(UnsupportedInput, match="permuted"):
         paged_decode(q, permuted.allocate(4, device), permuted, case.table, case.lengths)
