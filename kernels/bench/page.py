@@ -43,9 +43,10 @@ def page(record: Mapping[str, Any]) -> str:
     body = [
         f"<h1>{escape(title)}</h1>",
         _summary(record),
-        _section("Device", ("", ""), [(str(k), _text(v)) for k, v in device.items()]),
+        _section("Device", ("fact", "value", "at the end"), _facts(record)),
         _section("Ceilings, measured", ("what", "rate", "spread", "how"), _ceilings(record["ceilings"])),
-        f"<h2>Goals</h2><div class='scroll'>{_bars(timed)}</div>",
+        "<h2>Goals</h2><p class='soft'>Marks: must, target, stretch.</p>",
+        f"<div class='scroll'>{_bars(timed)}</div>",
         _section(
             "Speed",
             ("case", "state", "rate", "of the ceiling", "time", "goals", "how measured"),
@@ -79,13 +80,20 @@ class _Markup(str):
 def _summary(record: Mapping[str, Any]) -> str:
     verdict = record["verdict"]
     parts = [f"{n} {state}" for state, n in verdict["states"].items()]
-    parts += [f"{n} at {level}" for level, n in verdict["goals"].items()]
+    parts += [f"{n} goals: {level}" for level, n in verdict["goals"].items()]
     tone, text = (
         ("good", "no case is wrong, no must is missed") if verdict["ok"] else ("bad", "not as promised")
     )
     facts = f"{record['state']}, {record['seconds']:.0f} s, seed {record['seed']}, {record.get('began', '')}"
     counts = escape(" · ".join(parts))
     return f"<p class='{tone}'>{text}</p><p>{counts}</p><p class='soft'>{escape(facts)}</p>"
+
+
+def _facts(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    before, after = record.get("smi_before", {}), record.get("smi_after", {})
+    fixed = {**record["device"], **record.get("versions", {})}
+    rows: list[tuple[str, ...]] = [(name, _text(value), "") for name, value in fixed.items()]
+    return rows + [(n, _text(v), _text(after.get(n, ""))) for n, v in before.items() if n not in fixed]
 
 
 def _ceilings(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -138,7 +146,7 @@ def _bars(cases: Iterable[Mapping[str, Any]]) -> str:
         top, scale = 4 + i * step, width / (1.15 * goal["stretch"])
         tone = "low" if goal["level"] == "below must" else "bar"
         label = escape(f"{case['kernel']}: {case['name']}")
-        text = escape(f"{goal['value']:.3g} {case['rate_unit']}, {goal['level']}")
+        text = escape(f"{words.rate(case)}, {goal['level']}")
         length = min(goal["value"] * scale, width)
         parts.append(f"<text x='0' y='{top + 13}'>{label}</text>")
         parts.append(f"<rect class='{tone}' x='{left}' y='{top}' width='{length:.1f}' height='16' rx='2'/>")

@@ -20,7 +20,10 @@ def time(seconds: float | None) -> str:
 
 def rate(row: Mapping[str, Any]) -> str:
     """``612 TFLOP/s`` or ``3.71 TB/s``."""
-    return f"{row['rate']:.3g} {row['rate_unit']}" if row.get("rate") is not None else NONE
+    if row.get("rate") is None:
+        return NONE
+    digits = 4 if row["rate"] >= 1000 else 3
+    return f"{row['rate']:.{digits}g} {row['rate_unit']}"
 
 
 def percent(fraction: float | None) -> str:
