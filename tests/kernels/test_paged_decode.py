@@ -298,7 +298,7 @@ def test_att_06_views_and_misfits_are_refused(generator: torch.Generator, device
     pool = torch.zeros(1, 2, 32, 64, dtype=torch.bfloat16, device=device)
     newest = OpenPages(pool, pool, case.lengths * 0, case.lengths * 0)
     for extra in ({}, {"open_pages": newest}):
-        with pytest.raises(UnsupportedInput, match="open|Groups"):
+        with pytest.raises(UnsupportedInput, match=r"open|Groups"):
             paged_decode(q, small.allocate(4, device), small, case.table, case.lengths, **extra)
     permuted = kv_fp8.layout(16, 2, 64, permuted=True)
     with pytest.raises(UnsupportedInput, match="permuted"):
