@@ -42,5 +42,6 @@ def planned(cases: Sequence[Case], jobs: int) -> dict[str, Any]:
 
 def _gpu_seconds(case: Case) -> float:
     """Warm-up and repeats of the case, its variants and two baselines."""
-    one = record.row_of(case)["claimed_floor"] / SHARE
-    return (3 + len(case.variants)) * one * (3 + timing.repeats(one))
+    one: float = record.row_of(case)["claimed_floor"] / SHARE
+    repeats = timing.repeats(one)
+    return float((3 + len(case.variants)) * one * (3 + repeats))

@@ -19,6 +19,8 @@ from workbench.kernels.bench import roster
 from workbench.kernels.bench.case import Case
 from workbench.kernels.bench.tasks import DISAGREE
 from workbench.kernels.bench.watch import Answer
+from workbench.kernels.dispatch import choose
+from workbench.kernels.target import Target, triton_version
 
 LIMIT_SECONDS = 400.0
 WARM_SHARE = 0.4
@@ -96,6 +98,13 @@ class Session:
         self.record["device"] |= answer.parts
         if not answer.complete:
             self.record["device"]["error"] = answer.error
+            return
+        major, minor = answer.parts["capability"]
+        chip = Target("cuda", answer.parts["name"], (major, minor), triton_version(), False)
+        for row in self.record["cases"]:
+            choice = choose(row["kernel"], chip)
+            if choice.kernel != row["kernel"]:
+                row |= {"state": "skipped", "reason": choice.reason}
 
     def _ceilings(self, child: Asked) -> None:
         self.tell(0.0, "ceilings")
@@ -107,8 +116,9 @@ class Session:
     def _warm(self) -> None:
         """Compile in several processes; nothing is launched, so nothing can hang for long."""
         until = time.monotonic() + WARM_SHARE * self.limit
-        shares: list[list[Case]] = [[] for _ in range(max(1, min(self.jobs, len(self.cases))))]
-        for i, case in enumerate(self.cases):
+        todo = self._waiting()
+        shares: list[list[Case]] = [[] for _ in range(max(1, min(self.jobs, len(todo))))]
+        for i, case in enumerate(todo):
             shares[i % len(shares)].append(case)
         done: list[str] = []
 
@@ -121,7 +131,7 @@ class Session:
                     answer = child.ask(do="prepare", case=case.key, seed=self.seed)
                     done.append(case.key)
                     self._row(case)["compile"] = {**answer.parts, "error": answer.error}
-                    self.tell(0.05 + 0.25 * len(done) / len(self.cases), f"compiled {case.key}")
+                    self.tell(0.05 + 0.25 * len(done) / len(todo), f"compiled {case.key}")
             finally:
                 child.close()
 
@@ -132,7 +142,7 @@ class Session:
             thread.join()
 
     def _prove(self, child: Asked) -> None:
-        checks = [case for case in self.cases if not case.timed]
+        checks = [case for case in self._waiting() if not case.timed]
         hung: set[str] = set()
         for i, case in enumerate(checks):
             if self._over():
@@ -156,7 +166,7 @@ class Session:
     def _measure(self, child: Asked) -> None:
         ceilings = rec.ceilings_of(self.record["ceilings"])
         wrong = {r["kernel"] for r in self.record["cases"] if r["state"] in rec.BAD}
-        timed = sorted((c for c in self.cases if c.timed), key=lambda case: not case.goals)
+        timed = sorted((c for c in self._waiting() if c.timed), key=lambda case: not case.goals)
         for i, case in enumerate(timed):
             if self._over():
                 return
@@ -205,6 +215,9 @@ class Session:
         self.record["seconds"] = time.monotonic() - self._began
         self.record["verdict"] = rec.verdict(self.record)
         self.save(self.record)
+
+    def _waiting(self) -> list[Case]:
+        return [case for case in self.cases if self._row(case)["state"] == "waiting"]
 
     def _row(self, case: Case) -> rec.Row:
         found: rec.Row = next(row for row in self.record["cases"] if row["key"] == case.key)

@@ -131,7 +131,7 @@ def _baseline(baseline: Callable[..., Outputs], sets: list[dict[str, Any]], foun
 
 
 def _difference(x: torch.Tensor, y: torch.Tensor) -> float:
-    return ((x.float() - y.float()).norm() / y.float().norm()).item()
+    return float((x.float() - y.float()).norm() / y.float().norm())
 
 
 def _guarded(work: Callable[[], Part]) -> Part:

@@ -94,7 +94,7 @@ class Scripted:
         do, key = request["do"], request.get("case", "")
         self.asked.append((do, key))
         if do == "facts":
-            return Answer({"name": "A <chip>", "capability": [9, 0]})
+            return self.script.get("facts") or Answer({"name": "A <chip>", "capability": [9, 0]})
         if do == "ceiling":
             one = {"what": "x", "by": "events", "low": 1.0, "high": 1.0, "repeats": 9, "median": 1.0}
             return Answer(
@@ -168,6 +168,17 @@ def test_a_kernel_that_hangs_is_not_tried_again() -> None:
     assert by["e8p: M=1, 64 x 128"] == "hung"
     assert {by[k] for k in by if k.startswith("e8p") and k != "e8p: M=1, 64 x 128"} == {"skipped"}
     assert by[W4] == "measured" and asked.count(("check", "e8p: M=1, 64 x 128")) == 1
+
+
+def test_kernels_of_another_chip_are_skipped_with_the_reason() -> None:
+    facts = {"name": "An older chip", "capability": [8, 0]}
+    found, asked = scripted({"facts": Answer(facts)}, ["fa3_fwd", "gemm_fp8_block", "w8a8"])
+    for row in found["cases"]:
+        if row["kernel"] == "w8a8":
+            assert row["state"] in ("passed", "measured")
+        else:
+            assert row["state"] == "skipped" and "8.0" in row["reason"]
+    assert {key.partition(":")[0] for _, key in asked if key} == {"w8a8"} and found["verdict"]["ok"]
 
 
 def test_a_timed_result_unlike_the_baseline_s_is_wrong() -> None:
