@@ -173,27 +173,38 @@ def _repair_arithmetic(interpreter: Any) -> None:
 
 
 def _repair_reductions(interpreter: Any) -> None:
-    """Sums and extremes of bf16 tensors: widened, reduced, rounded, instead of reduced as integers."""
+    """Refuse sums, extremes and atomics of formats numpy lacks: they would be taken over the bits."""
     for owner, methods in (
         (interpreter.ReduceOps, ("min_max", "sum", "generic_reduce")),
         (interpreter.ScanOps, ("cumsum", "cumprod", "generic_scan")),
     ):
         for method in methods:
-            setattr(owner, method, _refusing(getattr(owner, method), owner))
+            setattr(owner, method, _refusing(getattr(owner, method), owner.__name__))
+    builder = interpreter.InterpreterBuilder
+    atomic = builder.create_atomic_rmw
+
+    def create_atomic_rmw(self: Any, operation: Any, pointer: Any, value: Any, *rest: Any) -> Any:
+        _refuse("An atomic operation", value.dtype.scalar.name)
+        return atomic(self, operation, pointer, value, *rest)
+
+    builder.create_atomic_rmw = create_atomic_rmw
 
 
-def _refusing(original: Callable[..., Any], owner: Any) -> Callable[..., Any]:
+def _refusing(original: Callable[..., Any], what: str) -> Callable[..., Any]:
     def checked(self: Any, values: Any, *arguments: Any, **options: Any) -> Any:
         first = values[0] if isinstance(values, tuple | list) else values
-        name = first.dtype.scalar.name
-        if name in _HELD_AS_BITS:
-            raise UnsupportedInput(
-                f"{owner.__name__} of {name} values is not interpreted correctly.",
-                hint="Convert to float32 before reducing, as the kernels of this library do.",
-            )
+        _refuse(what, first.dtype.scalar.name)
         return original(self, values, *arguments, **options)
 
     return checked
+
+
+def _refuse(what: str, name: str) -> None:
+    if name in _HELD_AS_BITS:
+        raise UnsupportedInput(
+            f"{what} on {name} values is not interpreted correctly.",
+            hint="Convert to float32 first, as the kernels of this library do.",
+        )
 
 
 def _repair_index(interpreter: Any) -> None:

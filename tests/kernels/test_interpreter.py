@@ -51,6 +51,11 @@ def _sum(x, out, N: tl.constexpr):
 
 
 @triton.jit
+def _add(x, out):
+    tl.atomic_add(out, tl.load(x))
+
+
+@triton.jit
 def _described(x, y, rows, columns, BM: tl.constexpr, BN: tl.constexpr):
     source = tl.make_tensor_descriptor(x, [rows, columns], [columns, 1], [BM, BN])
     target = tl.make_tensor_descriptor(y, [rows, columns], [columns, 1], [BM, BN])
@@ -153,10 +158,12 @@ def test_tensor_descriptors_keep_to_the_ragged_edge(dtype: torch.dtype, device: 
 
 
 @pytest.mark.skipif(not interpreter.wanted(), reason="about the interpreter")
-def test_a_bf16_sum_is_refused_instead_of_summed_as_bits() -> None:
+def test_bf16_sums_and_atomics_are_refused_instead_of_taken_over_bits() -> None:
     x, out = torch.ones(64, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)
     with pytest.raises(Exception, match="Convert to float32"):
         _sum[(1,)](x, out, 64)
+    with pytest.raises(Exception, match="Convert to float32"):
+        _add[(1,)](x, out)
 
 
 def test_without_the_variable_nothing_is_patched_and_no_driver_is_loaded() -> None:
