@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from workbench.kernels.attention.paged_fp4 import paged_fp4_kernel
 from workbench.kernels.attention.paged_kivi import paged_kivi_kernel
 from workbench.kernels.attention.paged_launch import FP4_TILE, SHORT, TILE
@@ -152,7 +154,7 @@ KERNELS = (
         source="NVFP4 KV cache (TensorRT Model Optimizer); page layout of this library",
         function=paged_fp4_kernel,
         builds=FP4,
-        cost=cost,
+        cost=partial(cost, bits=4.5),
     ),
     Kernel(
         name="paged_decode_kivi",
@@ -161,6 +163,6 @@ KERNELS = (
         source="KIVI, arXiv 2402.02750",
         function=paged_kivi_kernel,
         builds=KIVI,
-        cost=cost,
+        cost=partial(cost, bits=5.0),
     ),
 )
