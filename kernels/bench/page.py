@@ -81,9 +81,8 @@ def _summary(record: Mapping[str, Any]) -> str:
     verdict = record["verdict"]
     parts = [f"{n} {state}" for state, n in verdict["states"].items()]
     parts += [f"{n} goals: {level}" for level, n in verdict["goals"].items()]
-    tone, text = (
-        ("good", "no case is wrong, no must is missed") if verdict["ok"] else ("bad", "not as promised")
-    )
+    tone = "good" if verdict["ok"] else "bad"
+    text = "No case is wrong or left out, no must is missed." if verdict["ok"] else "Not as promised."
     facts = f"{record['state']}, {record['seconds']:.0f} s, seed {record['seed']}, {record.get('began', '')}"
     counts = escape(" · ".join(parts))
     return f"<p class='{tone}'>{text}</p><p>{counts}</p><p class='soft'>{escape(facts)}</p>"

@@ -93,7 +93,7 @@ def relation_row(relation: Relation, kernel: str, rows: Sequence[Row]) -> Row:
 
 
 def verdict(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts of the whole: cases by state, goals by level, and ``ok``: nothing bad, no must missed."""
+    """Counts of the whole: cases by state, goals by level, and ``ok``: nothing bad, missed or left out."""
     states: dict[str, int] = {}
     levels: dict[str, int] = {}
     for row in record["cases"]:
@@ -102,7 +102,7 @@ def verdict(record: Mapping[str, Any]) -> dict[str, Any]:
         for goal in row["goals"]:
             if goal["level"]:
                 levels[goal["level"]] = levels.get(goal["level"], 0) + 1
-    bad = any(states.get(s) for s in BAD) or levels.get("below must", 0) > 0
+    bad = any(states.get(s) for s in (*BAD, "not reached")) or levels.get("below must", 0) > 0
     return {"states": states, "goals": levels, "ok": not bad}
 
 

@@ -122,11 +122,14 @@ class Session:
             shares[i % len(shares)].append(case)
         done: list[str] = []
 
+        def enough() -> bool:
+            return self._over() or time.monotonic() > until
+
         def work(share: Sequence[Case]) -> None:
-            child = self.child(self._over)
+            child = self.child(enough)
             try:
                 for case in share:
-                    if self._over() or time.monotonic() > until:
+                    if enough():
                         return
                     answer = child.ask(do="prepare", case=case.key, seed=self.seed)
                     done.append(case.key)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 START_SECONDS, PREPARE_SECONDS, SILENCE_SECONDS = 120.0, 180.0, 20.0
-_STEP = 0.2
+_STEP, _LEAVE_SECONDS = 0.2, 15.0
 
 
 @dataclass
@@ -110,7 +110,9 @@ class Child:
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-        process.wait()
+        # A process that the driver holds cannot even be killed; it is left behind.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_LEAVE_SECONDS)
 
     def _started(self, answer: Answer) -> bool:
         self._errors.seek(0)

@@ -226,6 +226,7 @@ def test_the_limit_ends_a_run_in_time() -> None:
 
     found, _ = scripted({"w4a16: M=16, 4096^2, split-K": late}, ["w4a16"], limit=0.6)
     assert found["state"] == "out of time" and "not reached" in states(found).values()
+    assert not found["verdict"]["ok"]
 
 
 def test_the_report_stands_alone_escapes_and_has_every_case() -> None:

@@ -1,7 +1,8 @@
 """``workbench gpu-check``: prove every kernel on this GPU, measure it, hold it against its goals.
 
 Results go to a folder, after every step; the table comes last. ``--plan`` shows what would be done, on any
-machine. Status 1: wrong numbers or a missed must; 6: no GPU; 130: interrupted, what was finished is kept.
+machine. Status 1: wrong numbers, a missed must or a case not reached; 6: no GPU; 130: interrupted, what was
+finished is kept.
 """
 
 from __future__ import annotations
