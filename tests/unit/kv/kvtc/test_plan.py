@@ -81,12 +81,12 @@ def test_bits_beat_truncation():
 
 def test_starts_between_measured_ones_are_interpolated_closely():
     gen = torch.Generator().manual_seed(6)
-    x = torch.randn(64, 160, generator=gen) * torch.logspace(1, -1, 160)
-    dense, sparse = measure(x, (64,)), measure(x, (64,))
+    x = torch.randn(64, 160, generator=gen) * torch.logspace(0.5, -0.5, 160)
+    error = measure(x, (64,)).error[0]
     for start in (0, 1, 2, 3, 50, 95, 96):
         one = measure(x[:, start : start + 64], (64,)).error[0, :, 0]
-        assert sparse.error[0, :, start].numpy() == pytest.approx(one.numpy(), rel=0.05)
-    assert torch.isinf(dense.error[0, :, 97:]).all()
+        assert error[:, start].numpy() == pytest.approx(one.numpy(), rel=0.03)
+    assert torch.isinf(error[:, 97:]).all()
 
 
 def test_a_negative_budget_is_refused():

@@ -1,0 +1,198 @@
+"""Measures what KVTC needs to know of a model, once per weight set, and remembers it on disk.
+
+The model is run plainly (16-bit KV, the plan's weights and numerics) over calibration text, in sequences of
+1,024 tokens. Most of them give mean and components of keys and values; every eighth is held out of those, and
+gives the errors that bits are planned by, so that the plan is not flattered. One artefact serves all ratios.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from workbench.core.kv_calibration import kv_rows
+from workbench.core.room import GIB, available
+from workbench.core.texts import shipped_text
+from workbench.engine.seams import AttentionOp
+from workbench.kv.kvtc.artefact import Calibration
+from workbench.kv.kvtc.basis import Basis, Moments
+from workbench.kv.kvtc.distortion import Distortion, measure
+from workbench.kv.kvtc.joint import JointRows
+from workbench.models.cache import cache_dir, locked
+from workbench.models.decoder import Decoder
+from workbench.models.progress import Cancel, Progress, check_cancel, part, report
+from workbench.models.tokenizer import load_tokenizer
+from workbench.spec.errors import ModelError, OptionError
+
+SEQUENCES, LENGTH = 18, 1024
+SINKS = 4  # first tokens of a sequence, far larger than any other
+RANK = 3072  # components kept: what a ratio of 8 uses of a model of 5,760 features
+HELD_OUT = 8  # every eighth sequence
+ROWS = 512  # held-out rows that errors are measured on
+_VERSION = 1
+_WHAT = "Calibrating KVTC"
+
+
+def calibration_sequences(model: str, vocab: int, longest: int) -> tuple[str, list[list[int]]]:
+    """What to calibrate on: its description, and at most 18 sequences of at most 1,024 token ids.
+
+    As many as the shipped calibration text holds without overlap; random ids for a model without tokenizer.
+    """
+    length = min(LENGTH, longest)
+    try:
+        ids = load_tokenizer(model).encode(shipped_text("calibration"))
+        text = "tokens of the shipped calibration text"
+    except ModelError:
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, vocab, (SEQUENCES * length,), generator=generator).tolist()
+        text = "random token ids (the model has no tokenizer)"
+    sequences = cut_sequences(ids, length)
+    return f"{len(sequences)} x {length} {text}", sequences
+
+
+def cut_sequences(ids: Sequence[int], length: int = LENGTH) -> list[list[int]]:
+    """At most 18 sequences of ``length`` ids, spread over ``ids`` without overlap; raises for too few ids."""
+    count = min(SEQUENCES, len(ids) // length)
+    if count < 2:
+        raise OptionError(
+            f"KVTC calibrates on at least 2 sequences of {length} tokens; the text has {len(ids):,} tokens.",
+            hint="Give a longer calibration text.",
+        )
+    step = (len(ids) - length) // (count - 1)
+    return [list(ids[i * step : i * step + length]) for i in range(count)]
+
+
+def kvtc_calibration(
+    decoder: Decoder,
+    op: Callable[[], AttentionOp],
+    *,
+    model: str,
+    weights: Sequence[str],
+    text: tuple[str, list[list[int]]] | None = None,
+    page_size: int = 64,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> Calibration:
+    """The calibration of a decoder's weight set: from disk, or measured now (minutes).
+
+    ``weights`` names the weight set, ``op`` makes an attention; ``text`` is what to calibrate on, its
+    description and sequences of token ids (the shipped calibration text by default). Raises
+    :class:`UnsupportedModel` for a model of sliding layers only, :class:`OptionError` without the memory for
+    its moments, and ``Cancelled`` between two sequences or decompositions.
+    """
+    config = decoder.config
+    joint = JointRows(config)
+    origin, ids = text or calibration_sequences(model, config.vocab_size, config.max_position)
+    settings = (_VERSION, SINKS, RANK, HELD_OUT, ROWS, str(decoder.weights.dtype), repr(config))
+    parts = (*map(str, settings), decoder.weights.fingerprint, *weights, origin, repr(ids))
+    digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+    path = cache_dir() / "calibration" / f"kvtc-{digest}.safetensors"
+    with locked(path.stem, cancel):
+        found = _read(path)
+        if found is None:
+            _require_memory(joint.features)
+            moments, held = _run(decoder, op(), joint, ids, page_size, part(progress, 0.0, 0.5), cancel)
+            tokens = moments[0].rows
+            k = _side(moments, held[0], part(progress, 0.5, 0.75), cancel)
+            v = _side(moments, held[1], part(progress, 0.75, 1.0), cancel)
+            found = Calibration(k, v, decoder.weights.fingerprint, joint.key, origin, tokens)
+            _write(path, found)
+    return found
+
+
+def _run(
+    decoder: Decoder,
+    op: AttentionOp,
+    joint: JointRows,
+    ids: Sequence[Sequence[int]],
+    page_size: int,
+    progress: Progress | None,
+    cancel: Cancel | None,
+) -> tuple[list[Moments], list[Tensor]]:
+    """Moments of keys and of values, and rows of the held-out sequences."""
+    moments = [Moments(joint.features), Moments(joint.features)]
+    held: tuple[list[Tensor], list[Tensor]] = [], []
+    every = min(HELD_OUT, len(ids))
+    for i, sequence in enumerate(ids):
+        check_cancel(cancel, _WHAT)
+        rows = {layer: (k, v) for layer, k, v in kv_rows(decoder, op, sequence, page_size)}
+        k, v = ([rows[layer][side].cpu() for layer in sorted(rows)] for side in range(2))
+        for side, flat in enumerate((joint.keys(k, torch.arange(len(sequence))), joint.values(v))):
+            check_cancel(cancel, _WHAT)
+            if i % every == every - 1:
+                held[side].append(flat[SINKS:])
+            else:
+                moments[side].add(flat[SINKS:])
+        report(progress, (i + 1) / len(ids), "running the model over calibration text")
+    return moments, [torch.cat(h) for h in held]
+
+
+def _side(
+    moments: list[Moments], held: Tensor, progress: Progress | None, cancel: Cancel | None
+) -> tuple[Basis, Distortion]:
+    """Basis and errors of the first of ``moments``, which is taken off: p^2 numbers are not kept twice."""
+    check_cancel(cancel, _WHAT)
+    report(progress, 0.0, "finding the principal components")
+    basis = moments.pop(0).basis(RANK)
+    check_cancel(cancel, _WHAT)
+    report(progress, 0.8, "measuring errors of every format")
+    some = torch.linspace(0, len(held) - 1, min(ROWS, len(held))).long()
+    distortion = measure(basis.project(held[some]))
+    report(progress, 1.0, "calibrated")
+    return basis, distortion
+
+
+def _require_memory(features: int) -> None:
+    """Two matrices of moments, and what the decomposition of one takes beside it."""
+    needed, there = 6 * 8 * features**2, available("cpu")
+    if needed > there:
+        raise OptionError(
+            f"Calibrating KVTC on {features:,} features takes {needed / GIB:,.1f} GiB; "
+            f"{there / GIB:,.1f} GiB are available.",
+            hint="Calibrate on a larger machine, or a smaller model.",
+        )
+
+
+def _read(path: Path) -> Calibration | None:
+    """The artefact, or None when there is none that can be read."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            notes: dict[str, Any] = file.metadata()
+            sides = []
+            for side in "kv":
+                get = {n: file.get_tensor(f"{side}.{n}") for n in ("mean", "components", "variance")}
+                sizes = tuple(int(n) for n in file.get_tensor(f"{side}.sizes"))
+                errors = (file.get_tensor(f"{side}.{n}") for n in ("energy", "error"))
+                sides.append((Basis(**get, total=float(notes[f"{side}.total"])), Distortion(sizes, *errors)))
+            return Calibration(
+                sides[0],
+                sides[1],
+                notes["model"],
+                notes["phases"],
+                notes["origin"],
+                int(notes["tokens"]),
+            )
+    except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError):
+        return None
+
+
+def _write(path: Path, found: Calibration) -> None:
+    """Appears under its name only when complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    notes = {n: str(getattr(found, n)) for n in ("model", "phases", "origin", "tokens")}
+    for side, (basis, distortion) in (("k", found.k), ("v", found.v)):
+        tensors |= {f"{side}.{n}": getattr(basis, n) for n in ("mean", "components", "variance")}
+        tensors |= {f"{side}.{n}": getattr(distortion, n) for n in ("energy", "error")}
+        tensors[f"{side}.sizes"] = torch.tensor(distortion.sizes)
+        notes[f"{side}.total"] = repr(basis.total)
+    unfinished = path.with_suffix(".part")
+    save_file(tensors, unfinished, notes)
+    unfinished.replace(path)
