@@ -91,15 +91,15 @@ class KernelPages:
     def run(self, plan: KernelPlan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """``[T, Hq*D]`` in ``q``'s dtype; ``q`` [T, Hq, D] scaled, ``k``, ``v`` [N, Hkv, P, D] contiguous."""
         x = q.to(k.dtype)
+        kernels = ((plan.decode, self._decode), (plan.tree, self._tree), (plan.prefill, self._prefill))
+        present = [(batch, kernel) for batch, kernel in kernels if batch is not None]
+        if len(present) == 1 and plan.left is None:  # all rows, in the order of the step
+            batch, kernel = present[0]
+            return kernel(batch, plan.shape, x, k, v).to(q.dtype).flatten(1)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for batch, kernel in (
-            (plan.decode, self._decode),
-            (plan.tree, self._tree),
-            (plan.prefill, self._prefill),
-        ):
-            if batch is not None:
-                found = kernel(batch, plan.shape, x.index_select(0, batch.rows), k, v)
-                out.index_copy_(0, batch.rows, found.to(q.dtype))
+        for batch, kernel in present:
+            found = kernel(batch, plan.shape, x.index_select(0, batch.rows), k, v)
+            out.index_copy_(0, batch.rows, found.to(q.dtype))
         if plan.left is not None:
             rows, left = plan.left
             out.flatten(1).index_copy_(0, rows, self._torch.run(left, q.index_select(0, rows), k, v))
