@@ -90,9 +90,9 @@ def consume_fp8(
             head = tile // n_items
             q_factor = gl.load(q_scale + gl.load(item + 7) * heads + head) * scale
             # Scales of the KV block of tile j: entry (first block of the sequence + j BN / PAGE, KV head).
-            at = gl.load(item + 3) * kv_heads + head // group
-            k_at = k_scale + at
-            v_at = v_scale + at
+            entry = gl.load(item + 3) * kv_heads + head // group
+            k_at = k_scale + entry
+            v_at = v_scale + entry
             right = kv_len // BN
             left = 0
             if CAUSAL:
@@ -150,9 +150,11 @@ def consume_fp8(
                     s = warpgroup_mma_wait(0, deps=[s])
                 mbarrier.arrive(k_empty.index(slot), count=1)
                 s, factor = capped(s, f, cap, SOFTCAP)
+                # Rarely entered: position and length are read again rather than kept in registers.
                 if CAUSAL or WINDOW:  # noqa: SIM102 — decided while compiling, unlike the inner one
                     if (j >= right) | (j < left):
-                        s = masked(s, j * BN, pos + rows, kv_len, window, CAUSAL, WINDOW, BN, scores)
+                        at = gl.load(item + 2) + 64 * c + gl.arange(0, 64, layout=row_s)
+                        s = masked(s, j * BN, at, gl.load(item + 4), window, CAUSAL, WINDOW, BN, scores)
                 m_new = gl.maximum(m, gl.max(s, axis=1) * factor)
                 alpha = gl.exp2(m - m_new)
                 p_new = gl.exp2(s * factor - (m_new - LIFT)[:, None])

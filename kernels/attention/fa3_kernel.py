@@ -110,9 +110,11 @@ def consume(
                 s = warpgroup_mma_wait(1, deps=[s])
                 mbarrier.arrive(k_empty.index(slot), count=1)
                 s, factor = capped(s, scale, cap, SOFTCAP)
+                # Rarely entered: position and length are read again rather than kept in registers.
                 if CAUSAL or WINDOW:  # noqa: SIM102 — decided while compiling, unlike the inner one
                     if (j >= right) | (j < left):
-                        s = masked(s, j * BN, pos + rows, kv_len, window, CAUSAL, WINDOW, BN, scores)
+                        at = gl.load(item + 2) + 64 * c + gl.arange(0, 64, layout=row_s)
+                        s = masked(s, j * BN, at, gl.load(item + 4), window, CAUSAL, WINDOW, BN, scores)
                 m_new = gl.maximum(m, gl.max(s, axis=1))
                 alpha = gl.exp2((m - m_new) * factor)
                 p_new = gl.exp2(s * factor - (m_new * factor)[:, None])
