@@ -39,7 +39,7 @@ class FP8Comparison:
             f"FP8 attention, {e.n} × {e.dim}: with both, {self.gain:.2f}× less error (measured)",
             theme=theme, x="RMS error against float64 (log)",
         )  # fmt: skip
-        measured = {_BF16: e.bf16, **dict(reversed(e.by_form.items()))}
+        measured = {_BF16: e.bf16, **{name: e.by_form[name] for name in reversed([f.name for f in FORMS])}}
         for name, values in measured.items():
             out.add_scatter(
                 x=list(values), y=[name] * len(values), mode="markers", name="measured here, one mark a head",

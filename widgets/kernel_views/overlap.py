@@ -135,8 +135,10 @@ def record_overlap(tiles: int = 6, *, seed: int = 0, drawn: int = 5) -> Overlap:
             f"{tiles} tiles, schedule {drawn}.",
             hint=f"At least 2 tiles; schedules 0 to {len(SCHEDULES) - 1}.",
         )
-    both = [tuple(_told(s, tiles, seed, pingpong) for s in SCHEDULES) for pingpong in (True, False)]
-    return Overlap(tiles, *both, drawn)
+    with_turns, without = (
+        tuple(_told(s, tiles, seed, pingpong) for s in SCHEDULES) for pingpong in (True, False)
+    )
+    return Overlap(tiles, with_turns, without, drawn)
 
 
 def _told(schedule: Any, tiles: int, seed: int, pingpong: bool) -> Told:

@@ -123,7 +123,7 @@ class Roofline:
 
     def _floor(self, row: Mapping[str, Any]) -> float:
         rates = (("bytes", row["bytes"]), (row["unit"], row["flops"]))
-        return max(work / self.ceilings.of(name) for name, work in rates if self.ceilings.of(name))
+        return float(max(work / self.ceilings.of(name) for name, work in rates if self.ceilings.of(name)))
 
     def _roofs(self, out: Any, ink: str) -> None:
         xs = [_intensity(r) for r in self.rows]

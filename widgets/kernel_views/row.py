@@ -76,7 +76,7 @@ def attention_row(
     heads = (head,) if head is not None else range(config.num_heads)
     group = config.num_heads // config.num_kv_heads
     found = [(i, h, q[h], k[:, h // group], v[:, h // group]) for i, (q, k, v) in rows.items() for h in heads]
-    best = max(found, key=lambda r: _rescaling(*r[2:], tile))
+    best = max(found, key=lambda r: _rescaling(r[2], r[3], r[4], tile))
     seen = ids[-len(best[3]) :]
     return Row(model, *best, tokens=tuple(tokenizer.decode([i], skip_special=False) for i in seen))
 

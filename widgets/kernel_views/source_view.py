@@ -54,11 +54,12 @@ class SourceView:
         return {file: dict(lines) for file, lines in found.items()}
 
     def to_html(self) -> str:
-        """The page: one block per file, those with the most code first."""
-        files = sorted(self.by_line().items(), key=lambda item: -sum(map(len, item[1].values())))
+        """The page: one block per file, the one with most matrix products and exponentials first and open."""
+        files = sorted(self.by_line().items(), key=lambda item: _work(item[1]), reverse=True)
         blocks = "".join(self._file(file, lines, not i) for i, (file, lines) in enumerate(files))
-        box = f'class="wb-code" role="region" tabindex="0" aria-label="{html.escape(self.name)}"'
-        return f"{_STYLE}<div {box}>{blocks}</div>"
+        # JupyterLab would take the keys that open a line.
+        keys = f'data-lm-suppress-shortcuts="true" tabindex="0" aria-label="{html.escape(self.name)}"'
+        return f'{_STYLE}<div class="wb-code" role="region" {keys}>{blocks}</div>'
 
     def to_text(self) -> str:
         """Per file, the lines that became most instructions."""
@@ -82,6 +83,12 @@ class SourceView:
             body = _body(path.read_text(encoding="utf-8").splitlines(), lines)
         head = f"<summary>{name} <i>{len(every)} instructions</i></summary>"
         return f'<details class="file"{" open" if first else ""}>{head}{body}</details>'
+
+
+def _work(lines: dict[int, list[Instruction]]) -> tuple[int, int]:
+    """Products and exponentials, then instructions of any kind."""
+    every = [one.kind for found in lines.values() for one in found]
+    return sum(kind in ("product", "product 16-bit", "exponential") for kind in every), len(every)
 
 
 def _body(source: Sequence[str], lines: dict[int, list[Instruction]]) -> str:
