@@ -21,7 +21,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from workbench.kernels.attention.fa3_kernel import fa3_fwd_kernel
 from workbench.kernels.attention.problem import Attended, Problem, checked, reference
 from workbench.kernels.attention.tma_matrix import descriptor, matrix
-from workbench.kernels.attention.work import cost, work_list
+from workbench.kernels.attention.work import cost, planned
 from workbench.kernels.emulator import Emulator
 from workbench.kernels.spec import Bound, Build, Kernel
 from workbench.spec.errors import UnsupportedInput
@@ -64,8 +64,8 @@ def fa3_fwd(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
     width = 0 if table is None else table.shape[1]
-    work = work_list(q_lens, kv_lens, causal=causal, window=window, bm=128, bn=bn, width=width)
-    if int(work[:, 1].sum()) < q.shape[0]:
+    work = planned(q.device, problem.q_lens, problem.kv_lens, causal, window, 128, bn, width)
+    if work.idle_rows:
         out.zero_()
         lse.fill_(float("-inf"))
     if not len(work):
@@ -81,8 +81,8 @@ def fa3_fwd(
         "o_desc": descriptor(out, of_o, (64, dim), bits),
         "o_ptr": out,
         "lse_ptr": lse,
-        "work_ptr": work.to(q.device),
-        "pages_ptr": work.to(q.device) if table is None else table,
+        "work_ptr": work.items,
+        "pages_ptr": work.items if table is None else table,
         "n_items": len(work),
         "n_tiles": len(work) * q.shape[1],
         "group": q.shape[1] // k.shape[1],

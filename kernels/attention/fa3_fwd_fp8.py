@@ -25,7 +25,7 @@ from workbench.kernels.attention.problem import Attended, checked
 from workbench.kernels.attention.problem import reference as attention
 from workbench.kernels.attention.tma_matrix import descriptor, matrix
 from workbench.kernels.attention.work import cost as attention_cost
-from workbench.kernels.attention.work import work_list
+from workbench.kernels.attention.work import planned
 from workbench.kernels.emulator import Emulator
 from workbench.kernels.spec import Bound, Build, Kernel
 from workbench.spec.errors import UnsupportedInput
@@ -82,11 +82,12 @@ def fa3_fwd_fp8(
             hint="A window needs causal=True; a soft-cap is positive, or 0 for none.",
         )
     bn, stages, overlap = WIDE_TWO_LEVEL if wide and deep and dim == 128 else TILES[dim, deep]
-    out = torch.zeros((rows, heads, dim), dtype=dtype, device=device)
-    lse = torch.full((heads, rows), float("-inf"), device=device)
-    work = work_list(
-        x.q_lens, x.kv_lens, causal=causal, window=window, bm=BLOCK, bn=bn, width=x.table.shape[1]
-    ).to(device)
+    out = torch.empty((rows, heads, dim), dtype=dtype, device=device)
+    lse = torch.empty((heads, rows), dtype=torch.float32, device=device)
+    work = planned(device, x.q_lens, x.kv_lens, causal, window, BLOCK, bn, x.table.shape[1])
+    if work.idle_rows:
+        out.zero_()
+        lse.fill_(float("-inf"))
     if not len(work):
         return Attended(out, lse, "nothing to do")
     pages = x.table.long()
@@ -96,7 +97,7 @@ def fa3_fwd_fp8(
         "k_desc": descriptor(x.k, matrix(x.k, "k"), (bn, dim), 8),
         "v_desc": descriptor(x.v, matrix(x.v, "v"), (dim, bn), 8),
         "o_desc": descriptor(out, matrix(out, "out"), (64, dim), 16),
-        "o_ptr": out, "lse_ptr": lse, "work_ptr": work, "pages_ptr": x.table, "q_scale_ptr": x.q_scale,
+        "o_ptr": out, "lse_ptr": lse, "work_ptr": work.items, "pages_ptr": x.table, "q_scale_ptr": x.q_scale,
         # In the order of the page table, so that the kernel need not look a page up to find its scale.
         "k_scale_ptr": x.k_scale[pages].contiguous(), "v_scale_ptr": x.v_scale[pages].contiguous(),
         "n_items": len(work), "n_tiles": len(work) * heads, "group": heads // kv_heads, "heads": heads,

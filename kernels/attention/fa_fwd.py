@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from workbench.kernels.attention.problem import Attended, checked, reference
-from workbench.kernels.attention.work import cost, work_list
+from workbench.kernels.attention.work import cost, planned
 from workbench.kernels.checks import require, require_runnable
 from workbench.kernels.spec import Bound, Build, Kernel
 
@@ -186,15 +186,18 @@ def fa_fwd(
     bm, bn, warps, stages = TILES[hd]
     if q.dtype == torch.float32:
         bm, bn = min(bm, 64), 32
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.full((q.shape[1], q.shape[0]), float("-inf"), device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
     width = 0 if table is None else table.shape[1]
-    work = work_list(q_lens, kv_lens, causal=causal, window=window, bm=bm, bn=bn, width=width).to(q.device)
+    work = planned(q.device, problem.q_lens, problem.kv_lens, causal, window, bm, bn, width)
+    if work.idle_rows:
+        out.zero_()
+        lse.fill_(float("-inf"))
     token = 0 if table is None else 2
     if len(work):
         arguments: dict[str, Any] = {
-            "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": out, "lse_ptr": lse, "work_ptr": work,
-            "table_ptr": work if table is None else table,
+            "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": out, "lse_ptr": lse, "work_ptr": work.items,
+            "table_ptr": work.items if table is None else table,
             "n_items": len(work), "group": q.shape[1] // k.shape[1],
             "q_row": q.stride(0), "q_head": q.stride(1),
             "k_row": k.stride(token), "k_head": k.stride(1), "k_page": k.stride(0),

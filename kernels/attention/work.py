@@ -7,6 +7,8 @@ blocks of a GPU end at about the same time however ragged the batch and the caus
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -51,6 +53,33 @@ def work_list(
     work = torch.cat(items) if items else torch.zeros(0, FIELDS, dtype=torch.int64)
     longest_first = torch.argsort(work[:, 6] - work[:, 5], descending=True, stable=True)
     return work[longest_first].to(torch.int32)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A work list on its device, and whether some query row is in none of its items."""
+
+    items: Tensor
+    idle_rows: bool
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+@lru_cache(maxsize=32)
+def planned(
+    device: torch.device,
+    q_lens: tuple[int, ...],
+    kv_lens: tuple[int, ...],
+    causal: bool,
+    window: int,
+    bm: int,
+    bn: int,
+    width: int = 0,
+) -> Planned:
+    """The work list of ``work_list`` on a device, made once for all layers of a step."""
+    items = work_list(q_lens, kv_lens, causal=causal, window=window, bm=bm, bn=bn, width=width)
+    return Planned(items.to(device), int(items[:, 1].sum()) < sum(q_lens))
 
 
 def visible_pairs(q_lens: Sequence[int], kv_lens: Sequence[int], causal: bool, window: int = 0) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from workbench.kernels.attention import fa3_kernel, fa3_parts, fa3_schedule
 from workbench.kernels.attention.fa3_fwd import BUILDS, KERNEL, fa3_fwd
 from workbench.kernels.attention.problem import Attended, checked, reference
-from workbench.kernels.attention.work import cost, visible_pairs, work_list
+from workbench.kernels.attention.work import cost, planned, visible_pairs, work_list
 from workbench.kernels.emulator import SCHEDULES, Deadlock, Emulator, EmulatorError, Race
 from workbench.spec.errors import UnsupportedInput
 
@@ -26,6 +26,22 @@ def draw(generator: torch.Generator) -> Draw:
         return torch.randn(shape, generator=generator).to(dtype)
 
     return drawn
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh tensors hold NaN: a result that nobody wrote shows."""
+    real = torch.empty
+
+    def empty(*shape: Any, **options: Any) -> Tensor:
+        made = real(*shape, **options)
+        if made.dtype.is_floating_point:
+            (made.view(torch.uint8) if made.dtype.itemsize == 1 else made).fill_(
+                0x7F if made.dtype.itemsize == 1 else float("nan")
+            )
+        return made
+
+    monkeypatch.setattr(torch, "empty", empty)
 
 
 def error(x: Tensor, of: Tensor) -> float:
@@ -302,3 +318,11 @@ def test_numbers_on_a_gpu(draw: Draw, dim: int, options: dict[str, Any]) -> None
     found = fa3_fwd(q, k, v, q_lens, kv_lens, **options)
     assert found.path == "gluon"
     check(found, q, k, v, q_lens, kv_lens, **options)
+
+
+def test_a_work_list_is_made_once_for_all_layers_of_a_step() -> None:
+    device = torch.device("cpu")
+    first = planned(device, (130, 2), (130, 50), True, 0, 128, 64)
+    assert planned(device, (130, 2), (130, 50), True, 0, 128, 64) is first
+    assert planned(device, (130, 2), (130, 51), True, 0, 128, 64) is not first
+    assert not first.idle_rows and planned(device, (130,), (1,), True, 0, 128, 64).idle_rows
