@@ -1,64 +1,51 @@
 """Codes through an adaptive range coder with a model per component, instead of DEFLATE.
 
-Every component keeps counts of its own symbols and leans on those of its group until it has seen enough.
-Both sides update them after the same tokens, so no table is stored. Shifts and scales: the first byte
-(sign, exponent, two bits) is modelled per group, the second is close to noise and stored as it is. E4M3 codes
+Both sides update their models after the same symbols, so no table is stored. Integer codes are expected from
+the component's past and the group's shift and step (:mod:`contexts`). Of shifts and scales the first byte
+(sign, exponent, two bits) is modelled per group; the second is close to noise and stored as it is. E4M3 codes
 split into sign with exponent, and mantissa. The coder is constriction's (arXiv 2201.01741).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from workbench.kv.kvtc.codes import Coder, Codes
+from workbench.kv.kvtc.contexts import GridModel
+from workbench.kv.kvtc.formats import BITS, KINDS, Kind
 from workbench.spec.errors import MissingExtra, PayloadError
 
+Bytes = NDArray[np.uint8]
+Fields = dict[str, Bytes]
+
 _LEAN = 8.0  # symbols of its own after which a component trusts itself as much as its group
-_STEP = 16  # tokens between two updates, once begun
+_STEP = 16  # tokens between two updates of what is counted, once begun
 
 
-class _Model:
-    """Adaptive laws of ``len(group)`` columns over ``symbols`` symbols; ``group`` int64, non-decreasing."""
+class _Channel(Protocol):
+    """One direction of coding: takes symbols [columns] and their weights, gives the symbols back."""
 
-    def __init__(self, group: np.ndarray, symbols: int) -> None:
-        self.symbols = symbols
-        self._starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
-        self._group = np.cumsum(np.r_[False, group[1:] != group[:-1]])
-        self._own = np.zeros((len(group), symbols), dtype=np.int64)
-
-    def law(self) -> np.ndarray:
-        """float32 [columns, symbols], rows summing to about 1; from integers, so the same everywhere."""
-        pooled = np.add.reduceat(self._own, self._starts, axis=0) + 1.0 / self.symbols
-        pooled /= pooled.sum(1, keepdims=True)
-        mixed = self._own + _LEAN * pooled[self._group]
-        law: np.ndarray = (mixed / mixed.sum(1, keepdims=True)).astype(np.float32)
-        return law
-
-    def update(self, seen: np.ndarray) -> None:
-        """Count symbols [tokens, columns]."""
-        columns = np.arange(seen.shape[1])
-        for row in seen:
-            self._own[columns, row] += 1
+    def __call__(self, law: NDArray[np.float32] | None, seen: Bytes) -> Bytes: ...
 
 
 def encode(codes: Codes, coder: Coder) -> bytes:
     """The range-coded bytes; raises :class:`MissingExtra` without constriction."""
     stream = _constriction()
     out, family = stream.queue.RangeEncoder(), stream.model.Categorical(perfect=False)
-    fields = _split(codes)
-    models = _models(coder)
-    for begin, end in _steps(codes.tokens):
-        for name, model in models.items():
-            seen = fields[name][begin:end]
-            if model is None:
-                out.encode(seen.astype(np.int32).ravel(), stream.model.Uniform(256))
-                continue
-            out.encode(seen.astype(np.int32).ravel(), family, np.tile(model.law(), (end - begin, 1)))
-            model.update(seen)
+
+    def channel(law: NDArray[np.float32] | None, seen: Bytes) -> Bytes:
+        if law is None:
+            out.encode(seen.astype(np.int32), stream.model.Uniform(256))
+        else:
+            out.encode(seen.astype(np.int32), family, law)
+        return seen
+
+    _walk(_split(codes), coder, codes.tokens, channel)
     data: bytes = out.get_compressed().astype("<u4").tobytes()
     return data
 
@@ -70,38 +57,100 @@ def decode(data: bytes | memoryview, coder: Coder, tokens: int) -> Codes:
         raise PayloadError("A range-coded stream is whole 32-bit words.", hint="Get it again.")
     source = stream.queue.RangeDecoder(np.frombuffer(data, "<u4").astype(np.uint32))
     family = stream.model.Categorical(perfect=False)
-    models = _models(coder)
-    fields = {n: np.zeros((tokens, _columns(n, coder)), np.uint8) for n in models}
+
+    def channel(law: NDArray[np.float32] | None, seen: Bytes) -> Bytes:
+        if law is None:
+            found = source.decode(stream.model.Uniform(256), len(seen))
+        else:
+            found = source.decode(family, law)
+        return np.asarray(found).astype(np.uint8)
+
+    fields = {name: np.zeros((tokens, n), np.uint8) for name, n in _columns(coder).items()}
     try:
-        for begin, end in _steps(tokens):
-            for name, model in models.items():
-                shape = fields[name][begin:end].shape
-                if model is None:
-                    found = source.decode(stream.model.Uniform(256), int(np.prod(shape)))
-                else:
-                    found = source.decode(family, np.tile(model.law(), (end - begin, 1)))
-                fields[name][begin:end] = found.reshape(shape)
-                if model is not None:
-                    model.update(fields[name][begin:end])
+        _walk(fields, coder, tokens, channel)
     except (ValueError, AssertionError) as err:
         raise PayloadError(f"The range-coded stream is damaged: {err}.", hint="Get it again.") from None
-    return _merge(fields, coder, tokens)
+    return _merge(fields, tokens)
 
 
 def ideal_bits(codes: Codes, coder: Coder) -> float:
     """Bits that the models assign to the codes: what a perfect coder would need."""
-    bits, fields, models = 0.0, _split(codes), _models(coder)
-    for begin, end in _steps(codes.tokens):
-        for name, model in models.items():
-            seen = fields[name][begin:end]
-            if model is None:
-                bits += 8.0 * seen.size
-                continue
-            law = model.law().astype(np.float64)
-            law /= law.sum(1, keepdims=True)
-            bits -= float(np.log2(law[np.arange(seen.shape[1]), seen]).sum())
-            model.update(seen)
+    bits = 0.0
+
+    def channel(law: NDArray[np.float32] | None, seen: Bytes) -> Bytes:
+        nonlocal bits
+        if law is None:
+            bits += 8.0 * len(seen)
+        else:
+            chosen = law[np.arange(len(seen)), seen].astype(np.float64)
+            bits -= float(np.log2(chosen / law.sum(1, dtype=np.float64)).sum())
+        return seen
+
+    _walk(_split(codes), coder, codes.tokens, channel)
     return bits
+
+
+def _walk(fields: Fields, coder: Coder, tokens: int, channel: _Channel) -> None:
+    """Send every symbol through ``channel`` in the one order there is, and keep what it gives back."""
+    counted = _counted(coder)
+    owners = {kind: _owner(coder, kind) for kind in KINDS if kind != "fp8" and coder.widths[kind]}
+    grids = {kind: GridModel(owner, BITS[kind]) for kind, owner in owners.items()}
+    for begin, end in _steps(tokens):
+        for name, model in counted.items():
+            block = fields[name][begin:end]
+            law = None if model is None else np.tile(model.law(), (end - begin, 1))
+            block[:] = channel(law, block.ravel()).reshape(block.shape)
+            if model is not None:
+                model.update(block)
+        if grids:
+            shift, scale = (_halves(fields, name, begin, end).astype(np.float64) for name in _HEADER)
+        for t in range(begin, end):
+            for kind, grid in grids.items():
+                at = t - begin, grid.owner
+                fields[kind][t] = channel(grid.law(shift[at], scale[at]), fields[kind][t])
+                grid.update(fields[kind][t])
+
+
+class _CountModel:
+    """Weights of ``len(owner)`` columns over ``symbols``; columns lean on their owner's law at first."""
+
+    def __init__(self, owner: NDArray[np.int64], symbols: int) -> None:
+        new = np.r_[True, owner[1:] != owner[:-1]]
+        self._starts, self._group = np.flatnonzero(new), np.cumsum(new) - 1
+        self._own = np.zeros((len(owner), symbols), dtype=np.int64)
+
+    def law(self) -> NDArray[np.float32]:
+        """float32 [columns, symbols], from integers by one operation each, so the same everywhere."""
+        pooled = np.add.reduceat(self._own, self._starts, axis=0)
+        symbols = pooled.shape[1]
+        share = (symbols * pooled + 1) / (symbols * (pooled.sum(1, keepdims=True) + 1))
+        mixed: NDArray[np.float32] = (self._own + _LEAN * share[self._group]).astype(np.float32)
+        return mixed
+
+    def update(self, seen: Bytes) -> None:
+        """Count symbols [tokens, columns]."""
+        columns = np.arange(seen.shape[1])
+        for row in seen:
+            self._own[columns, row] += 1
+
+
+_HEADER = ("shift", "scale")
+
+
+def _counted(coder: Coder) -> dict[str, _CountModel | None]:
+    """The fields whose symbols are counted, in the order they are coded in; None: stored as bytes."""
+    out: dict[str, _CountModel | None] = {}
+    for name in _HEADER if coder.plan.groups else ():
+        out |= {f"{name}.high": _CountModel(np.arange(len(coder.plan.groups)), 256), f"{name}.low": None}
+    if coder.widths["fp8"]:
+        owner = _owner(coder, "fp8")
+        out |= {"fp8.high": _CountModel(owner, 32), "fp8.low": _CountModel(owner, 8)}
+    return out
+
+
+def _owner(coder: Coder, kind: Kind) -> NDArray[np.int64]:
+    """The group of every component stored as ``kind``."""
+    return np.concatenate([np.full(g.size, i) for i, g in enumerate(coder.plan.groups) if g.kind == kind])
 
 
 def _steps(tokens: int) -> Iterator[tuple[int, int]]:
@@ -113,49 +162,42 @@ def _steps(tokens: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def _models(coder: Coder) -> dict[str, _Model | None]:
-    """The fields in the order they are coded in; None: stored as bytes."""
-    groups = coder.plan.groups
-    out: dict[str, _Model | None] = {}
-    if groups:
-        every = np.arange(len(groups))
-        out |= {"shift.high": _Model(every, 256), "shift.low": None}
-        out |= {"scale.high": _Model(every, 256), "scale.low": None}
-    for kind, width in coder.widths.items():
-        if not width:
-            continue
-        owner = np.concatenate([np.full(g.size, i) for i, g in enumerate(groups) if g.kind == kind])
-        if kind == "fp8":
-            out |= {"fp8.high": _Model(owner, 32), "fp8.low": _Model(owner, 8)}
-        else:
-            out[kind] = _Model(owner, 4 if kind == "int2" else 16)
-    return out
+def _columns(coder: Coder) -> dict[str, int]:
+    """Symbols per token of every field."""
+    header = {f"{name}.{half}": len(coder.plan.groups) for name in _HEADER for half in ("low", "high")}
+    width = coder.widths
+    return header | {
+        "fp8.high": width["fp8"],
+        "fp8.low": width["fp8"],
+        "int2": width["int2"],
+        "int4": width["int4"],
+    }
 
 
-def _columns(name: str, coder: Coder) -> int:
-    kind = name.split(".")[0]
-    return len(coder.plan.groups) if kind in ("shift", "scale") else coder.widths[kind]  # type: ignore[index]
+def _halves(fields: Fields, name: str, begin: int, end: int) -> NDArray[np.float16]:
+    """Float16 [end - begin, groups] of two bytes each."""
+    pair = np.stack([fields[f"{name}.low"][begin:end], fields[f"{name}.high"][begin:end]], -1)
+    return pair.view(np.float16).reshape(end - begin, -1)
 
 
-def _split(codes: Codes) -> dict[str, np.ndarray]:
-    out: dict[str, np.ndarray] = {}
-    for name in ("shift", "scale"):
-        raw = getattr(codes, name).contiguous().view(torch.uint8).numpy().reshape(codes.tokens, -1, 2)
-        out |= {f"{name}.low": raw[..., 0], f"{name}.high": raw[..., 1]}
-    fp8 = codes.symbols["fp8"].numpy()
-    out |= {"fp8.high": fp8 >> 3, "fp8.low": fp8 & 7}
-    return out | {kind: codes.symbols[kind].numpy() for kind in ("int2", "int4")}
+def _split(codes: Codes) -> Fields:
+    out: Fields = {}
+    for name in _HEADER:
+        raw = np.ascontiguousarray(getattr(codes, name).numpy())[..., None].view(np.uint8)
+        out |= {f"{name}.low": raw[..., 0].copy(), f"{name}.high": raw[..., 1].copy()}
+    fp8: Bytes = codes.symbols["fp8"].numpy()
+    out["fp8.high"], out["fp8.low"] = np.right_shift(fp8, 3), np.bitwise_and(fp8, 7)
+    return out | {kind: codes.symbols[kind].numpy().copy() for kind in KINDS if kind != "fp8"}
 
 
-def _merge(fields: dict[str, np.ndarray], coder: Coder, tokens: int) -> Codes:
-    none = np.zeros((tokens, 0), np.uint8)
-    halves = []
-    for name in ("shift", "scale"):
-        pair = np.stack([fields.get(f"{name}.low", none), fields.get(f"{name}.high", none)], -1)
-        halves.append(torch.from_numpy(pair.view(np.float16).reshape(tokens, -1)))
-    fp8 = fields.get("fp8.high", none) << 3 | fields.get("fp8.low", none)
-    symbols = {"int2": fields.get("int2", none), "int4": fields.get("int4", none), "fp8": fp8}
-    return Codes(halves[0], halves[1], {k: torch.from_numpy(x) for k, x in symbols.items()})  # type: ignore[misc]
+def _merge(fields: Fields, tokens: int) -> Codes:
+    shift, scale = (torch.from_numpy(_halves(fields, name, 0, tokens)) for name in _HEADER)
+    symbols: dict[Kind, Any] = {
+        "int2": fields["int2"],
+        "int4": fields["int4"],
+        "fp8": fields["fp8.high"] << 3 | fields["fp8.low"],
+    }
+    return Codes(shift, scale, {kind: torch.from_numpy(x) for kind, x in symbols.items()})
 
 
 def _constriction() -> Any:
