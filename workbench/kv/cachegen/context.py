@@ -31,16 +31,19 @@ def encode_context(
     levels: Sequence[Level] = LEVELS,
     *,
     chunk: int = CHUNK,
+    trim: bool = False,
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> list[list[bytes]]:
     """Payloads ``[chunk][level]`` of rows at consecutive positions; raises what :meth:`CacheGen.encode` does.
 
-    ``Cancelled`` between two layers.
+    A chunk's bytes do not depend on what follows it, so it can begin other contexts too, and be followed by
+    text. With ``trim`` they leave out what sliding windows at the end of *this* context no longer reach: less
+    to send, for a context that is fetched whole. ``Cancelled`` between two layers.
     """
     out: list[list[bytes]] = []
     cuts = spans(rows.tokens, chunk)
-    context = int(rows.positions[-1]) + 1 if rows.tokens else 0
+    context = int(rows.positions[-1]) + 1 if rows.tokens and trim else None
     for i, (begin, end) in enumerate(cuts):
         piece, versions = cut(rows, begin, end), []
         for j, level in enumerate(levels):

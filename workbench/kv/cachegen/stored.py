@@ -1,4 +1,4 @@
-"""An opened chunk: layers decoded one at a time, so that early ones can be used while later ones are coded."""
+"""An opened chunk: decoded a layer at a time, so that early ones are used while later ones wait."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class SymbolCounts:
 
 
 def integers(law: np.ndarray) -> np.ndarray:
-    """Positive weights [..., S] as uint16 frequencies: at least 1, adding up to 65,536 along the last axis."""
+    """Positive weights [..., S] as uint16 frequencies: at least 1, rows adding up to 65,536."""
     share = law / law.sum(-1, keepdims=True) * (TOTAL - law.shape[-1])
     out = 1 + np.floor(share).astype(np.int64)
     top = share.argmax(-1)[..., None]
