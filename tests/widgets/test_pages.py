@@ -33,6 +33,15 @@ def test_a_cell_says_whose_it_is_how_full_and_whether_it_is_open() -> None:
     assert len(pages.cells(many)) == pages.MAX_CELLS
 
 
+def test_pages_given_back_behind_a_window_are_not_held() -> None:
+    group = GroupPages(16, 10, (SequencePages("a", 0, 60, (0, 0, 3, 4)),), {3: 1, 4: 1}, (), ())
+    assert [(c.page, c.state) for c in pages.cells(group)] == [
+        (1, "free"), (2, "free"), (3, "held"), (4, "held"),
+    ]  # fmt: skip
+    assert pages.cells(group)[3].filled == 0.75
+    assert pages.table((PageSnapshot(3, (group,)),)).rows == ((1, 0, 60, 2, 0, 0, 4),)
+
+
 def test_the_panel_shows_pages_live_as_a_figure_and_as_a_table(panel: Any) -> None:
     with pytest.raises(RecordError):
         panel.to_figure("pages")

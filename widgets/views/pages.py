@@ -114,7 +114,7 @@ def table(snapshots: Sequence[PageSnapshot]) -> Table:
     snapshot = snapshots[-1]
     for g, group in enumerate(snapshot.groups):
         for number, seq in enumerate(group.sequences, 1):
-            held, opened = set(seq.pages), set(group.open)
+            held, opened = set(seq.pages) - {0}, set(group.open)  # 0: given back behind a window
             rows.append(
                 (
                     number, g, seq.filled, len(held), sum(group.refs[p] > 1 for p in held),

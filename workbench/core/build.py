@@ -167,6 +167,7 @@ def build_kv(
         namespace=namespace(plan, decoder, codec, attention_op(plan, config).name),
         index=_bound(plan, "prefix", config),
         reserve=0 if "paged" in plan.provides else plan.limits.max_context,
+        windows=[group.window for group in config.kv_groups],
     )
 
 

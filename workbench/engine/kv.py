@@ -11,10 +11,12 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from workbench.engine.pages import PagePool
+from workbench.engine.kv_bytes import kv_bytes
+from workbench.engine.pages import NULL_PAGE, PagePool
 from workbench.engine.prefix import Index, Match
 from workbench.engine.sequence import Sequence
 from workbench.engine.store import PageStore
+from workbench.engine.windows import Windows
 
 
 class KVCache:
@@ -22,6 +24,8 @@ class KVCache:
 
     ``reserve`` > 0 means contiguous caches: each sequence gets one run of that many slots at
     admission (the layout before paging); 0 means pages on demand.
+    ``windows`` are the groups' attention windows (None: all keys). Pages that lie wholly behind a window are
+    given back as the sequence grows; the null page takes their place in its table.
     ``namespace`` is the part of every cache key that does not depend on the request (law 4).
     """
 
@@ -34,6 +38,7 @@ class KVCache:
         namespace: bytes = b"",
         index: Index | None = None,
         reserve: int = 0,
+        windows: Seq[int | None] = (),
     ) -> None:
         self.stores = list(stores)
         self.page_size = page_size
@@ -41,6 +46,7 @@ class KVCache:
         self.namespace = namespace
         self.index = index
         self.reserve = reserve
+        self.windows = Windows([] if reserve else windows, len(self.stores), page_size)
         self.copies = 0
         self.pools = [PagePool(pages, page_size, self._evictor(g)) for g in range(len(self.stores))]
 
@@ -54,7 +60,7 @@ class KVCache:
         """What the index has of a sequence, at least one token left out: its logits must be computed."""
         if self.index is None or seq.params.prompt_logprobs is not None:
             return Match([])
-        return self.index.match(seq.tokens, self._namespace(seq), len(seq.tokens) - 1)
+        return self.windows.whole(self.index.match(seq.tokens, self._namespace(seq), len(seq.tokens) - 1))
 
     def admit(self, seq: Sequence, slots: int) -> bool:
         """Give a sequence pages for ``slots`` slots, reusing cached ones; False if it must wait.
@@ -65,7 +71,8 @@ class KVCache:
         if partial is not None and not all(store.copies_rows for store in self.stores):
             partial, rows = None, 0
         held = [*full, partial] if partial is not None else full
-        shared = [[e.pages[g] for e in held] for g in range(len(self.pools))]
+        seen = [self.windows.behind(g, len(full) * self.page_size + rows) for g in range(len(self.pools))]
+        shared = [[NULL_PAGE] * n + [e.pages[g] for e in held[n:]] for g, n in enumerate(seen)]
         for pool, pages in zip(self.pools, shared, strict=True):
             pool.share(pages)
         fresh = self._allocate(self.pages_for(slots) - len(full), contiguous=bool(self.reserve))
@@ -139,21 +146,36 @@ class KVCache:
         """The KV of the first ``computed`` tokens is final: encode and publish the pages that became full."""
         first, last = seq.computed // self.page_size, computed // self.page_size
         seq.computed = computed
-        if last <= first:
-            return
-        for store, table in zip(self.stores, seq.tables, strict=True):
-            store.fill(table[first:last])
-        if self.index is None:
-            return
+        if last > first:
+            for store, table in zip(self.stores, seq.tables, strict=True):
+                store.fill(table[first:last])
+            if self.index is not None:
+                self._publish(self.index, seq, last)
+        self._drop_behind_windows(seq)
+
+    def _publish(self, index: Index, seq: Sequence, last: int) -> None:
+        """Make the first ``last`` pages of a sequence findable."""
         namespace = self._namespace(seq)
         for i in range(len(seq.chain), last):
             tokens = tuple(seq.tokens[i * self.page_size : (i + 1) * self.page_size])
             pages = tuple(t[i] for t in seq.tables)
-            entry, ours = self.index.publish(seq.chain[-1] if seq.chain else None, tokens, namespace, pages)
-            if ours:
-                for pool, page in zip(self.pools, pages, strict=True):
+            entry, ours = index.publish(seq.chain[-1] if seq.chain else None, tokens, namespace, pages)
+            for g, (pool, page) in enumerate(zip(self.pools, pages, strict=True)):
+                if ours or index.restore(entry, g, page):
                     pool.publish(page)
             seq.chain.append(entry)
+
+    def _drop_behind_windows(self, seq: Sequence) -> None:
+        """Give back the pages that no later token of the sequence sees."""
+        for g, (pool, store, table) in enumerate(zip(self.pools, self.stores, seq.tables, strict=True)):
+            behind = self.windows.behind(g, seq.computed)
+            if behind and table[behind - 1] != NULL_PAGE:
+                pages = [p for p in table[:behind] if p != NULL_PAGE]
+                table[:behind] = [NULL_PAGE] * behind
+                pool.release(
+                    pages[::-1]
+                )  # the first is evicted first: a prefix that ends later can do without
+                store.release([p for p in pages if pool.refs[p] == 0])
 
     def move(self, seq: Sequence, source: Seq[int], target: Seq[int]) -> None:
         """Move rows at slot indices ``source`` of the sequence to ``target``: compacts an accepted path."""
@@ -164,7 +186,7 @@ class KVCache:
         """The sequence ends, is aborted or preempted: drop its references."""
         for pool, store, table in zip(self.pools, self.stores, seq.tables, strict=True):
             pool.release(table)
-            store.release([p for p in table if pool.refs[p] == 0])
+            store.release([p for p in table if p != NULL_PAGE and pool.refs[p] == 0])
         seq.tables, seq.chain, seq.computed = [], [], 0
 
     def forget_prefixes(self) -> None:
@@ -177,37 +199,8 @@ class KVCache:
     # -- books -------------------------------------------------------------------------------------------
 
     def nbytes(self, running: Seq[Sequence]) -> dict[str, int]:
-        """Bytes by category; what live tokens fill, what allocated slots leave empty, what is cached or free.
-
-        The categories add up to the storages held. The coded bytes of a page that is still open hold nothing
-        yet: they count as fragmentation, its open row as payload as far as it is filled.
-        """
-        out = dict.fromkeys(
-            ("kv_payload", "kv_meta", "fragmentation", "kv_cached", "kv_free", "workspace"), 0
-        )
-        size = self.page_size
-        for g, (pool, store) in enumerate(zip(self.pools, self.stores, strict=True)):
-            held = store.nbytes()
-            live = {True: 0, False: 0}  # filled slots of open and of coded pages
-            pages = {True: 0, False: 0}
-            for page, n in _filled(running, g, size).items():
-                is_open = store.is_open(page)
-                live[is_open] += n
-                pages[is_open] += 1
-            slots = (self.pages + 1) * size
-            coded = held["kv_payload"] + held["kv_meta"]
-            opened = store.open_page_nbytes
-            payload = held["kv_payload"] * live[False] // slots + opened * live[True] // size
-            meta = held["kv_meta"] * live[False] // slots
-            in_tables = coded * (pages[True] + pages[False]) * size // slots + opened * pages[True]
-            cached = coded * pool.cached * size // slots
-            out["kv_payload"] += payload
-            out["kv_meta"] += meta
-            out["fragmentation"] += in_tables - payload - meta
-            out["kv_cached"] += cached
-            out["kv_free"] += coded + held["kv_open"] - in_tables - cached
-            out["workspace"] += held["workspace"]
-        return out
+        """Bytes by category, adding up to the storages held (:func:`workbench.engine.kv_bytes.kv_bytes`)."""
+        return kv_bytes(self.pools, self.stores, running)
 
     def check(self) -> None:
         """Raise :class:`InvariantError` unless the books of every group balance."""
@@ -231,10 +224,18 @@ class KVCache:
         return taken
 
     def _evictor(self, group: int):  # type: ignore[no-untyped-def]
+        """What happens when a pool takes a cached page: with it goes the entry that names it, unless only a
+        window has lost a page that longer matches do not need."""
+
         def evict(page: int) -> None:
-            entry = self.index.drop_page(group, page) if self.index is not None else None
+            if self.index is None:
+                return
+            if self.windows.may_lose(group):
+                self.index.lose_page(group, page)
+                return
+            entry = self.index.drop_page(group, page)
             for g, p in enumerate(entry.pages if entry else ()):
-                if g != group:
+                if g != group and p != NULL_PAGE:
                     self.pools[g].unpublish(p)
 
         return evict
@@ -245,18 +246,3 @@ class KVCache:
     def _slots(self, table: Seq[int], index: Seq[int]) -> torch.Tensor:
         size = self.page_size
         return torch.tensor([table[i // size] * size + i % size for i in index], dtype=torch.int64)
-
-
-def _filled(running: Seq[Sequence], group: int, size: int) -> dict[int, int]:
-    """Slots that hold a token, per page of the tables of ``running``; a shared page counts once."""
-    filled: dict[int, int] = {}
-    for seq in running:
-        if not seq.tables:
-            continue
-        table = seq.tables[group]
-        full, rest = divmod(seq.computed, size)
-        for i, page in enumerate(table):
-            n = size if i < full else rest if i == full else 0
-            if n >= filled.get(page, 0):
-                filled[page] = n
-    return filled

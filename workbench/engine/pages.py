@@ -78,6 +78,8 @@ class PagePool:
     def share(self, pages: Iterable[int]) -> None:
         """Add a reference to each page; a cached page becomes used again."""
         for page in pages:
+            if page == NULL_PAGE:
+                continue
             if self.refs[page] == 0:
                 if page not in self._cached:
                     raise InvariantError(f"page {page} is shared but nobody holds it and it is not cached.")

@@ -4,7 +4,7 @@ A page's digest is ``H(parent digest, its tokens)``; the root digest is the name
 everything else that shaped the bytes (weights, codec, attention dtype, salt: law 4). A digest only
 finds candidates: a hit is confirmed by the tokens and by the identity of the parent, so a weak hash
 costs time and never serves another prompt's KV. Only full, committed pages are published; equal
-content that was computed twice keeps its first page. (vLLM automatic prefix caching; kv.md §2.1.)
+content that was computed twice keeps its first page. (vLLM, automatic prefix caching.)
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+from workbench.engine.pages import NULL_PAGE
 
 Digest = Callable[[bytes, tuple[int, ...]], bytes]
 
@@ -25,7 +27,7 @@ def chain_digest(parent: bytes, tokens: tuple[int, ...]) -> bytes:
 
 
 class Published(Protocol):
-    """A page that an index can find: one page id per KV group."""
+    """A page that an index can find: one page id per KV group; 0 where a windowed group has lost its own."""
 
     pages: tuple[int, ...]
 
@@ -55,6 +57,14 @@ class Index(Protocol):
 
     def drop_page(self, group: int, page: int) -> Published | None:
         """Forget the entry that names ``page`` of KV group ``group``."""
+        ...
+
+    def lose_page(self, group: int, page: int) -> None:
+        """The page of one group is gone; its entry and the pages of other groups stay."""
+        ...
+
+    def restore(self, entry: Any, group: int, page: int) -> bool:
+        """Give an entry a page of ``group`` again if it has lost its own; whether it had."""
         ...
 
     def clear(self) -> None:
@@ -129,6 +139,27 @@ class PrefixIndex:
         if not bucket:
             del self._by_digest[entry.digest]
         return entry
+
+    def lose_page(self, group: int, page: int) -> None:
+        """The page of one group is gone; its entry and the pages of other groups stay."""
+        entry = self._by_page.pop((group, page), None)
+        if entry is not None:
+            entry.pages = (*entry.pages[:group], NULL_PAGE, *entry.pages[group + 1 :])
+
+    def restore(self, entry: Entry, group: int, page: int) -> bool:
+        """Give an entry a page of ``group`` again if it has lost its own; whether it had.
+
+        An entry that was dropped, though a sequence still holds it, gets none.
+        """
+        if (
+            entry.pages[group] != NULL_PAGE
+            or page == NULL_PAGE
+            or not any(e is entry for e in self._by_digest.get(entry.digest, ()))
+        ):
+            return False
+        entry.pages = (*entry.pages[:group], page, *entry.pages[group + 1 :])
+        self._by_page[group, page] = entry
+        return True
 
     def clear(self) -> None:
         """Forget every entry; pages keep their references."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from workbench.engine.pages import NULL_PAGE
 from workbench.engine.prefix import Match
 
 
@@ -118,6 +119,23 @@ class RadixIndex:
         del node.pages[entry.number]
         self._prune(node)
         return entry
+
+    def lose_page(self, group: int, page: int) -> None:
+        """The page of one group is gone; its entry and the pages of other groups stay."""
+        entry = self._by_page.pop((group, page), None)
+        if entry is not None:
+            entry.pages = (*entry.pages[:group], NULL_PAGE, *entry.pages[group + 1 :])
+
+    def restore(self, entry: RadixPage, group: int, page: int) -> bool:
+        """Give an entry a page of ``group`` again if it has lost its own; whether it had.
+
+        An entry that was dropped, though a sequence still holds it, gets none.
+        """
+        if entry.pages[group] != NULL_PAGE or page == NULL_PAGE or not entry.node is not None:
+            return False
+        entry.pages = (*entry.pages[:group], page, *entry.pages[group + 1 :])
+        self._by_page[group, page] = entry
+        return True
 
     def clear(self) -> None:
         """Forget every entry; pages keep their references."""

@@ -1,7 +1,7 @@
 """Who holds which page right now, as plain data for a picture: read-only, cheap, taken between two steps.
 
 Call it on the thread that steps the engine. Slot numbers are logical (the n-th token of a sequence); page ids
-are those of the group's pool, page 0 (the null page) is never among them.
+are those of the group's pool.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from workbench.engine.engine import Engine
 
 @dataclass(frozen=True)
 class SequencePages:
-    """One running sequence in one KV group: its pages in order, and how many of their slots hold a token."""
+    """One running sequence in one KV group: its pages in order, and how many of their slots held a token.
+
+    A page behind the group's window was given back; 0 stands in its place.
+    """
 
     request_id: str
     sample: int
@@ -50,7 +53,7 @@ def page_snapshot(engine: Engine) -> PageSnapshot:
         sequences = tuple(
             SequencePages(s.request.id, s.sample, s.computed, tuple(s.tables[g])) for s in running if s.tables
         )
-        held = sorted({p for s in sequences for p in s.pages})
+        held = sorted({p for s in sequences for p in s.pages if p})
         groups.append(
             GroupPages(
                 page_size=kv.page_size,

@@ -45,7 +45,8 @@ def test_rows_that_come_back_as_they_were_change_nothing(lab, family):
     engine = lab.make_engine("paged:page_size=16", family=family, pool=512, context=128)
     found = measure(engine, same=identity)["same"]
     values = {m.name: m.value for m in found.metrics()}
-    assert values["kl"] == 0 and values["top1"] == 100 and values["perplexity_change"] == 0
+    # Pages lie elsewhere than in the exact run (some were given back behind a window): sums may differ in order.
+    assert values["kl"] < 1e-6 and values["top1"] == 100 and abs(values["perplexity_change"]) < 1e-2
     assert values["codec_ratio"] == values["whole_ratio"] == 1
     assert sum(len(w.kl) for w in found.windows) == 40
     assert engine.kv.pools[0].used == 0

@@ -98,7 +98,7 @@ def test_a_salt_keeps_trees_apart(lab, engine4):
 
 
 def test_the_tree_never_finds_less_than_the_chain_and_less_than_a_page_more(lab, engine4):
-    """A hundred prompts that diverge anywhere, one after the other (kv.md §2.5)."""
+    """A hundred prompts that diverge anywhere, one after the other."""
     rng = random.Random(0)
     prompts = [[rng.randrange(3) for _ in range(12)]]
     while len(prompts) < 100:
