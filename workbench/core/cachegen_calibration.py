@@ -53,13 +53,15 @@ def cachegen_artefact(
     config = decoder.config
     origin, ids = text if text is not None else _ids(model, config.vocab_size, config.max_position)
     wanted, fingerprint = alphabets(levels), decoder.weights.fingerprint
-    parts = (str(_VERSION), fingerprint, repr(config), *weights, repr(wanted), origin, repr(ids))
+    layout = Layout(config)
+    identity = (str(_VERSION), fingerprint, repr(config), layout.key, *weights)
+    parts = (*identity, repr(wanted), origin, repr(ids))
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
     path = cache_dir() / "calibration" / f"cachegen-{digest}.safetensors"
     with locked(path.stem, cancel):
         found = _read(path, wanted)
         if found is None:
-            recorder = TableRecorder(Layout(config), wanted)
+            recorder = TableRecorder(layout, wanted)
             for i, sequence in enumerate(ids):
                 check_cancel(cancel, "Calibrating cachegen")
                 for layer, k, v in kv_rows(decoder, op(), sequence, page_size):

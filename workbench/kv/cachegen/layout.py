@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from workbench.models.config import ModelConfig
+from workbench.models.rope import frequencies
 from workbench.spec.errors import WrongShape
 
 
@@ -22,9 +23,13 @@ class Layout:
         self.layers, self.heads, self.dim = config.num_layers, config.num_kv_heads, config.head_dim
         self.windows = tuple(config.window(i) for i in range(config.num_layers))
         self.limit = config.max_position
-        told = (self.layers, self.heads, self.dim, self.windows, config.layer_types, config.rope, self.limit)
-        self.key = hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
-        """Digest of shapes, windows and rotary embedding."""
+        told = (self.layers, self.heads, self.dim, self.windows, config.layer_types)
+        digest = hashlib.blake2b(repr(told).encode(), digest_size=8)
+        for layer_type, spec in config.rope:
+            digest.update(f"{layer_type}/{spec.attention_factor!r}".encode())
+            digest.update(frequencies(spec, self.dim, self.limit).numpy().tobytes())
+        self.key = digest.hexdigest()
+        """Digest of shapes, windows and phases; a context limit that leaves those alone is not part of it."""
 
     @property
     def channels(self) -> int:

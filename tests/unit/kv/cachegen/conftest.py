@@ -19,7 +19,7 @@ HEADS, DIM = 2, 16
 Make = Callable[..., CachedRows]
 
 
-def layout_of(layers: int = 3, sliding: bool = False, theta: float = 10_000.0) -> Layout:
+def layout_of(layers: int = 3, sliding: bool = False, theta: float = 10_000.0, limit: int = 512) -> Layout:
     hf = {
         "model_type": "gemma3_text" if sliding else "llama",
         "vocab_size": 8,
@@ -29,7 +29,7 @@ def layout_of(layers: int = 3, sliding: bool = False, theta: float = 10_000.0) -
         "num_attention_heads": 4,
         "num_key_value_heads": HEADS,
         "head_dim": DIM,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": limit,
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
         "rope_theta": theta,

@@ -147,6 +147,14 @@ def test_a_chunk_of_other_weights_rope_or_tables_is_refused_by_name(codec, make_
         CacheGen(artefact, other, "model")
 
 
+def test_a_smaller_context_limit_reads_what_fits(codec, make_layout, make_rows, artefact):
+    data = codec.encode(make_rows(12, first=60), L32)
+    smaller = make_layout(limit=80)
+    assert same(CacheGen(artefact, smaller, "model").decode(data), codec.decode(data))
+    with pytest.raises(PayloadError, match="context is 70"):
+        CacheGen(artefact, make_layout(limit=70), "model").open(data)
+
+
 def forged(data: bytes, **changes: object) -> bytes:
     payload = read_payload(data, KIND, VERSION)
     streams = {n: bytes(changes.pop(n, s)) for n, s in payload.streams.items()}  # type: ignore[call-overload]
