@@ -36,10 +36,13 @@ def test_one_kernel_is_compiled_and_its_facts_are_those_of_the_code(workbench: C
     assert "IGMMA" in shown and row["builds"][0]["sass"] in shown.replace("\n", "")
 
 
-def test_names_and_targets_are_checked(workbench: Command) -> None:
+@needs_triton
+def test_names_targets_and_compilers_are_checked(workbench: Command, tmp_path: Path) -> None:
     done = workbench("kernels", "nope", "--json")
     assert done.status == 2 and NAME in done.json["hint"]
     assert workbench("kernels", NAME, "--arch", "75", "--json").json["error"] == "OptionError"
+    empty = workbench("kernels", NAME, "--triton", str(tmp_path), "--json")
+    assert empty.status == 6 and "pip install" in empty.json["hint"]
 
 
 def fake(build: Build, facts: Facts | None) -> aot.Compiled:
