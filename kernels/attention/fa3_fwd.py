@@ -181,6 +181,8 @@ CLEAN = {
     "USETMAXREG": Bound(4),
     "regs": Bound(168, 168),
     "smem": Bound(0, 232_448),
+    # Barriers of a warpgroup: 5 per steady step around the mbarriers; cleaning a ragged V tail has most.
+    "BAR": Bound(0, 90),
 }
 
 

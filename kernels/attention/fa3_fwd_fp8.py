@@ -11,6 +11,7 @@ byte per element, out two, each once.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -76,10 +77,11 @@ def fa3_fwd_fp8(
             f"fa3_fwd_fp8 takes head sizes 64 and 128 and writes bf16 or fp16, not {dim} and {dtype}.",
             hint="Use fa3_fwd for head size 256.",
         )
-    if window < 0 or (window and not causal) or not 0 <= softcap < float("inf"):
+    scale = dim**-0.5 if scale is None else scale
+    if window < 0 or (window and not causal) or not 0 <= softcap < math.inf or not 0 < scale < math.inf:
         raise UnsupportedInput(
-            f"A window of {window} (causal: {causal}) and a soft-cap of {softcap}.",
-            hint="A window needs causal=True; a soft-cap is positive, or 0 for none.",
+            f"A window of {window} (causal: {causal}), a soft-cap of {softcap}, a scale of {scale}.",
+            hint="A window needs causal=True; a scale is positive; a soft-cap too, or 0 for none.",
         )
     bn, stages, overlap = WIDE_TWO_LEVEL if wide and deep and dim == 128 else TILES[dim, deep]
     out = torch.empty((rows, heads, dim), dtype=dtype, device=device)
@@ -91,7 +93,7 @@ def fa3_fwd_fp8(
     if not len(work):
         return Attended(out, lse, "nothing to do")
     pages = x.table.long()
-    factor = (dim**-0.5 if scale is None else scale) * LOG2_E * (2.0 / softcap if softcap else 1.0)
+    factor = scale * LOG2_E * (2.0 / softcap if softcap else 1.0)
     arguments: dict[str, Any] = {
         "q_desc": descriptor(x.q, matrix(x.q, "q"), (64, dim), 8),
         "k_desc": descriptor(x.k, matrix(x.k, "k"), (bn, dim), 8),

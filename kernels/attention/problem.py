@@ -85,13 +85,16 @@ def checked(
         _refuse(f"A window of {window} without a causal mask.", "Use causal=True, window >= 1, or window=0.")
     if softcap < 0 or not math.isfinite(softcap):
         _refuse(f"A soft-cap of {softcap}.", "Use a positive number, or 0 for none.")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if not 0 < scale < math.inf:
+        _refuse(f"A scale of {scale}.", "Use a positive number: the running maximum is taken before scaling.")
     return Problem(
         tuple(int(n) for n in q_lens),
         tuple(int(n) for n in kv_lens),
         causal,
         window,
         softcap,
-        q.shape[-1] ** -0.5 if scale is None else scale,
+        scale,
         table,
     )
 

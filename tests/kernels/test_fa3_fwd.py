@@ -177,6 +177,7 @@ def test_att_06_pages_may_hold_tokens_before_heads(draw: Draw) -> None:
         ({"q": torch.zeros(8, 3, 64, dtype=BF16), "k": torch.zeros(8, 2, 64, dtype=BF16)}, "share"),
         ({"window": 4, "causal": False}, "window"),
         ({"softcap": -1.0}, "soft-cap"),
+        ({"scale": 0.0}, "scale"),
         ({"emulator": None}, "Hopper"),
     ],
 )
@@ -318,6 +319,23 @@ def test_numbers_on_a_gpu(draw: Draw, dim: int, options: dict[str, Any]) -> None
     found = fa3_fwd(q, k, v, q_lens, kv_lens, **options)
     assert found.path == "gluon"
     check(found, q, k, v, q_lens, kv_lens, **options)
+
+
+@pytest.mark.cuda
+@pytest.mark.hopper
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
+)
+@pytest.mark.parametrize("page", [64, 128])
+def test_pages_on_a_gpu(draw: Draw, page: int) -> None:
+    q_lens, kv_lens = [100, 1], [5 * page - 3, 2 * page + 1]
+    q = draw(101, 8, 128).cuda()
+    k, v = (draw(9, 2, page, 128).cuda() for _ in range(2))
+    table = torch.tensor([[3, 0, 7, 8, 1], [5, 2, 4, 0, 0]], dtype=torch.int32, device="cuda")
+    for x in (k, v):
+        x[1, :, page - 3 :] = x[4, :, 1:] = x[6] = float("nan")
+    found = fa3_fwd(q, k, v, q_lens, kv_lens, table=table)
+    check(found, q, k, v, q_lens, kv_lens, table=table)
 
 
 def test_a_work_list_is_made_once_for_all_layers_of_a_step() -> None:

@@ -157,6 +157,7 @@ def test_bad_input_is_refused_with_the_way_out(generator: torch.Generator) -> No
         (lambda: fa3_fwd_fp8(x), "Hopper"),
         (lambda: fa3_fwd_fp8(x, dtype=torch.float32, emulator=Emulator()), "writes bf16"),
         (lambda: fa3_fwd_fp8(x, causal=False, window=3, emulator=Emulator()), "window"),
+        (lambda: fa3_fwd_fp8(x, scale=-1.0, emulator=Emulator()), "scale"),
         (lambda: fa3_fwd_fp8(replace(x, v=x.k), emulator=Emulator()), "v is"),
         (lambda: fa3_fwd_fp8(replace(x, kv_lens=(129,)), emulator=Emulator()), "narrow"),
         (lambda: fa3_fwd_fp8(replace(x, q_lens=(9,)), emulator=Emulator()), "q is"),
