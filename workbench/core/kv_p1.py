@@ -24,6 +24,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.score import score
 from workbench.engine.sequence import Sequence as EngineSequence
 from workbench.kv.cached import CachedRows, Reconstructed, RoundTrip, page_format
+from workbench.spec.errors import RequestError
 from workbench.spec.recipe import Recipe
 from workbench.spec.run import Metric
 
@@ -125,14 +126,15 @@ def p1_steps(
         rows: CachedRows | None = None
         for block in score(engine, window.ids, window.start, settings.chunk):
             if block.logits is not None:
-                if rows is None:  # everything before the scored rows is in the cache
-                    with torch.inference_mode():
-                        rows = read_rows(engine, block.sequence, window.start - 1)
                 exact.append(block.logits)
+            elif block.sequence.computed == window.start - 1:
+                # Now, not later: pages behind a window are given back as the scored tokens move on.
+                with torch.inference_mode():
+                    rows = read_rows(engine, block.sequence, window.start - 1)
             yield
         expected = torch.cat(exact)
         if rows is None:
-            continue
+            raise RequestError("P1 needs a context of two tokens or more.", hint="Raise context.")
         for j, (name, method) in enumerate(methods.items()):
             tell(i + (j + 1) / (len(methods) + 1), len(windows), name)
             with torch.inference_mode():
