@@ -45,7 +45,7 @@ def test_every_technique_is_in_the_table(id: str) -> None:
 def test_make_targets_and_commands_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE)) <= targets
-    named = set(re.findall(r"\bworkbench ([a-z]+)\b", "\n".join(fenced("")))) - {"import"}
+    named = set(re.findall(r"\bworkbench ([a-z-]+)\b", "\n".join(fenced("")))) - {"import"}
     assert named and named <= set(COMMANDS)
 
 
