@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from workbench.core.texts import shipped_text
 from workbench.engine.seams import AttentionOp
 from workbench.kv.kvtc.artefact import Calibration
 from workbench.kv.kvtc.basis import Basis, Moments
+from workbench.kv.kvtc.cross import Cross, CrossMoments
 from workbench.kv.kvtc.distortion import Distortion, measure
 from workbench.kv.kvtc.joint import JointRows
 from workbench.models.cache import cache_dir, locked
@@ -37,7 +39,16 @@ RANK = 3072  # components kept: what a ratio of 8 uses of a model of 5,760 featu
 HELD_OUT = 8  # every eighth sequence
 ROWS = 512  # held-out rows that errors are measured on
 _VERSION = 1
+_CROSS = ("weights", "k_scale", "v_scale")
 _WHAT = "Calibrating KVTC"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Joint rows of keys and of values by sequence: fitted ones in float16, held-out ones in float32."""
+
+    fitted: tuple[list[Tensor], list[Tensor]]
+    held: tuple[list[Tensor], list[Tensor]]
 
 
 def calibration_sequences(model: str, vocab: int, longest: int) -> tuple[str, list[list[int]]]:
@@ -98,11 +109,12 @@ def kvtc_calibration(
         found = _read(path)
         if found is None:
             _require_memory(joint.features)
-            moments, held = _run(decoder, op(), joint, ids, page_size, part(progress, 0.0, 0.5), cancel)
+            moments, seen = _run(decoder, op(), joint, ids, page_size, part(progress, 0.0, 0.5), cancel)
             tokens = moments[0].rows
-            k = _side(moments, held[0], part(progress, 0.5, 0.75), cancel)
-            v = _side(moments, held[1], part(progress, 0.75, 1.0), cancel)
-            found = Calibration(k, v, decoder.weights.fingerprint, joint.key, origin, tokens)
+            k = _side(moments, seen.held[0], part(progress, 0.5, 0.7), cancel)
+            v = _side(moments, seen.held[1], part(progress, 0.7, 0.9), cancel)
+            cross = _cross(k[0], v[0], seen, part(progress, 0.9, 1.0), cancel)
+            found = Calibration(k, v, cross, decoder.weights.fingerprint, joint.key, origin, tokens)
             _write(path, found)
     return found
 
@@ -115,10 +127,10 @@ def _run(
     page_size: int,
     progress: Progress | None,
     cancel: Cancel | None,
-) -> tuple[list[Moments], list[Tensor]]:
-    """Moments of keys and of values, and rows of the held-out sequences."""
+) -> tuple[list[Moments], _Seen]:
+    """Moments of keys and of values, and the rows."""
     moments = [Moments(joint.features), Moments(joint.features)]
-    held: tuple[list[Tensor], list[Tensor]] = [], []
+    seen = _Seen(([], []), ([], []))
     every = min(HELD_OUT, len(ids))
     for i, sequence in enumerate(ids):
         check_cancel(cancel, _WHAT)
@@ -127,15 +139,16 @@ def _run(
         for side, flat in enumerate((joint.keys(k, torch.arange(len(sequence))), joint.values(v))):
             check_cancel(cancel, _WHAT)
             if i % every == every - 1:
-                held[side].append(flat[SINKS:])
+                seen.held[side].append(flat[SINKS:])
             else:
                 moments[side].add(flat[SINKS:])
+                seen.fitted[side].append(flat[SINKS:].half())
         report(progress, (i + 1) / len(ids), "running the model over calibration text")
-    return moments, [torch.cat(h) for h in held]
+    return moments, seen
 
 
 def _side(
-    moments: list[Moments], held: Tensor, progress: Progress | None, cancel: Cancel | None
+    moments: list[Moments], held: list[Tensor], progress: Progress | None, cancel: Cancel | None
 ) -> tuple[Basis, Distortion]:
     """Basis and errors of the first of ``moments``, which is taken off: p^2 numbers are not kept twice."""
     check_cancel(cancel, _WHAT)
@@ -143,15 +156,29 @@ def _side(
     basis = moments.pop(0).basis(RANK)
     check_cancel(cancel, _WHAT)
     report(progress, 0.8, "measuring errors of every format")
-    some = torch.linspace(0, len(held) - 1, min(ROWS, len(held))).long()
-    distortion = measure(basis.project(held[some]))
-    report(progress, 1.0, "calibrated")
+    rows = torch.cat(held)
+    some = torch.linspace(0, len(rows) - 1, min(ROWS, len(rows))).long()
+    distortion = measure(basis.project(rows[some]))
+    report(progress, 1.0, "errors measured")
     return basis, distortion
 
 
+def _cross(k: Basis, v: Basis, seen: _Seen, progress: Progress | None, cancel: Cancel | None) -> Cross:
+    """Values from keys, fitted on the rows that the bases were fitted on."""
+    moments = CrossMoments(k, v)
+    for i, pair in enumerate(zip(*seen.fitted, strict=True)):
+        check_cancel(cancel, _WHAT)
+        moments.add(*(rows.float() for rows in pair))
+        report(progress, i / len(seen.fitted[0]), "relating values to keys")
+    found = moments.cross()
+    report(progress, 1.0, "calibrated")
+    return found
+
+
 def _require_memory(features: int) -> None:
-    """Two matrices of moments, and what the decomposition of one takes beside it."""
-    needed, there = 6 * 8 * features**2, available("cpu")
+    """Two matrices of moments, what the decomposition of one takes beside it, and all rows in 16 bits."""
+    needed = 6 * 8 * features**2 + 2 * 2 * SEQUENCES * LENGTH * features
+    there = available("cpu")
     if needed > there:
         raise OptionError(
             f"Calibrating KVTC on {features:,} features takes {needed / GIB:,.1f} GiB; "
@@ -171,9 +198,11 @@ def _read(path: Path) -> Calibration | None:
                 sizes = tuple(int(n) for n in file.get_tensor(f"{side}.sizes"))
                 errors = (file.get_tensor(f"{side}.{n}") for n in ("energy", "error"))
                 sides.append((Basis(**get, total=float(notes[f"{side}.total"])), Distortion(sizes, *errors)))
+            cross = Cross(*(file.get_tensor(f"cross.{n}") for n in _CROSS))
             return Calibration(
                 sides[0],
                 sides[1],
+                cross,
                 notes["model"],
                 notes["phases"],
                 notes["origin"],
@@ -193,6 +222,7 @@ def _write(path: Path, found: Calibration) -> None:
         tensors |= {f"{side}.{n}": getattr(distortion, n) for n in ("energy", "error")}
         tensors[f"{side}.sizes"] = torch.tensor(distortion.sizes)
         notes[f"{side}.total"] = repr(basis.total)
+    tensors |= {f"cross.{n}": getattr(found.cross, n) for n in _CROSS}
     unfinished = path.with_suffix(".part")
     save_file(tensors, unfinished, notes)
     unfinished.replace(path)

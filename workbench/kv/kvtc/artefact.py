@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from workbench.kv.kvtc.basis import Basis
+from workbench.kv.kvtc.cross import Cross
 from workbench.kv.kvtc.distortion import Distortion
 from workbench.kv.kvtc.plan import BitPlan, best_plan
 from workbench.spec.errors import OptionError
@@ -39,10 +40,11 @@ class Artefact:
     v: Side
     model: str
     phases: str
+    cross: Cross
 
     @property
     def nbytes(self) -> int:
-        """Bytes a process needs once per model, whatever it decodes."""
+        """Bytes a process needs once per model, whatever it decodes; the range coder needs ``cross`` too."""
         return self.k.nbytes + self.v.nbytes
 
     @property
@@ -58,6 +60,8 @@ class Artefact:
             digest.update(side.basis.mean.numpy().tobytes())
             digest.update(side.basis.components.numpy().tobytes())
             digest.update(repr([(g.start, g.size, g.kind) for g in side.plan.groups]).encode())
+        for part in (self.cross.weights, self.cross.k_scale, self.cross.v_scale):
+            digest.update(part.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def break_even(self, bytes_per_token: float) -> float:
@@ -75,6 +79,7 @@ class Calibration:
 
     k: tuple[Basis, Distortion]
     v: tuple[Basis, Distortion]
+    cross: Cross
     model: str
     phases: str
     origin: str
@@ -90,7 +95,9 @@ class Calibration:
                 f"kvtc cannot plan for ratios {k_ratio:g} (keys) and {v_ratio:g} (values).",
                 hint="Choose ratios of at least 2; 8 to 64 are usual.",
             )
-        return Artefact(_side(*self.k, k_ratio), _side(*self.v, v_ratio), self.model, self.phases)
+        k, v = _side(*self.k, k_ratio), _side(*self.v, v_ratio)
+        cross = self.cross.cut(k.plan.rank, v.plan.rank)
+        return Artefact(k, v, self.model, self.phases, cross)
 
 
 def _side(basis: Basis, distortion: Distortion, ratio: float) -> Side:

@@ -56,6 +56,11 @@ class Kvtc:
         self.coders = Coder(artefact.k.plan), Coder(artefact.v.plan)
 
     @property
+    def shared_bytes(self) -> int:
+        """Bytes of the artefact that this entropy stage needs, once per model."""
+        return self.artefact.nbytes + (self.artefact.cross.nbytes if self.entropy == "range" else 0)
+
+    @property
     def key(self) -> str:
         """Format, version, options and calibration: part of the key of whatever it restores (law 4)."""
         return f"{KIND}/{VERSION}/{self.sinks}/{self.window}/{self.artefact.key}"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from workbench.kv.kvtc.formats import KINDS, Kind, dequantize, quantize
 from workbench.kv.kvtc.plan import BitPlan
+from workbench.numerics.e4m3 import from_e4m3
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,17 @@ class Coder:
             out[:, part.components] = dequantize(
                 codes.symbols[part.kind][:, part.columns], shift, scale, part.kind
             )
+        return out
+
+    def exact(self, codes: Codes) -> Tensor:
+        """As :meth:`decode` in float64, with one rounding per element: the same bits on every machine."""
+        out = torch.zeros(codes.tokens, self.plan.rank, dtype=torch.float64)
+        for part in self._classes:
+            shift, scale = (x[:, part.groups, None].double() for x in (codes.shift, codes.scale))
+            symbols = codes.symbols[part.kind][:, part.columns]
+            values = from_e4m3(symbols.view(torch.float8_e4m3fn)) if part.kind == "fp8" else symbols
+            step = values.double() * scale  # exact: at most 8 by 11 bits
+            out[:, part.components] = step + shift
         return out
 
 

@@ -99,8 +99,12 @@ class Encoder:
             "sliding": exempt.to_bytes(self._sliding, others),
         }
         if coded:
-            for name, parts, coder in zip("kv", self._codes, self._coders, strict=True):
-                streams |= to_streams(join(parts), coder, self._entropy, name)
+            keys, values = (join(parts) for parts in self._codes)
+            streams |= to_streams(keys, self._coders[0], self._entropy, "k", None)
+            expected = None
+            if self._entropy == "range":
+                expected = artefact.cross.expect(self._coders[0].exact(keys))
+            streams |= to_streams(values, self._coders[1], self._entropy, "v", expected)
         return write_payload(KIND, VERSION, header.to_json(), streams)
 
     def _check(self, rows: CachedRows) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from workbench.kv.kvtc.codes import Coder, Codes
 from workbench.kv.kvtc.contexts import GridModel
@@ -33,8 +34,11 @@ class _Channel(Protocol):
     def __call__(self, law: NDArray[np.float32] | None, seen: Bytes) -> Bytes: ...
 
 
-def encode(codes: Codes, coder: Coder) -> bytes:
-    """The range-coded bytes; raises :class:`MissingExtra` without constriction."""
+def encode(codes: Codes, coder: Coder, expected: Tensor | None = None) -> bytes:
+    """The range-coded bytes; ``expected`` float64 [T, rank] is what both sides know of the coefficients.
+
+    Raises :class:`MissingExtra` without constriction.
+    """
     stream = _constriction()
     out, family = stream.queue.RangeEncoder(), stream.model.Categorical(perfect=False)
 
@@ -45,12 +49,12 @@ def encode(codes: Codes, coder: Coder) -> bytes:
             out.encode(seen.astype(np.int32), family, law)
         return seen
 
-    _walk(_split(codes), coder, codes.tokens, channel)
+    _walk(_split(codes), coder, codes.tokens, channel, expected)
     data: bytes = out.get_compressed().astype("<u4").tobytes()
     return data
 
 
-def decode(data: bytes | memoryview, coder: Coder, tokens: int) -> Codes:
+def decode(data: bytes | memoryview, coder: Coder, tokens: int, expected: Tensor | None = None) -> Codes:
     """What :func:`encode` coded; raises :class:`PayloadError` for bytes it cannot have written."""
     stream = _constriction()
     if len(data) % 4:
@@ -67,13 +71,13 @@ def decode(data: bytes | memoryview, coder: Coder, tokens: int) -> Codes:
 
     fields = {name: np.zeros((tokens, n), np.uint8) for name, n in _columns(coder).items()}
     try:
-        _walk(fields, coder, tokens, channel)
+        _walk(fields, coder, tokens, channel, expected)
     except (ValueError, AssertionError) as err:
         raise PayloadError(f"The range-coded stream is damaged: {err}.", hint="Get it again.") from None
     return _merge(fields, tokens)
 
 
-def ideal_bits(codes: Codes, coder: Coder) -> float:
+def ideal_bits(codes: Codes, coder: Coder, expected: Tensor | None = None) -> float:
     """Bits that the models assign to the codes: what a perfect coder would need."""
     bits = 0.0
 
@@ -86,15 +90,21 @@ def ideal_bits(codes: Codes, coder: Coder) -> float:
             bits -= float(np.log2(chosen / law.sum(1, dtype=np.float64)).sum())
         return seen
 
-    _walk(_split(codes), coder, codes.tokens, channel)
+    _walk(_split(codes), coder, codes.tokens, channel, expected)
     return bits
 
 
-def _walk(fields: Fields, coder: Coder, tokens: int, channel: _Channel) -> None:
+def _walk(fields: Fields, coder: Coder, tokens: int, channel: _Channel, expected: Tensor | None) -> None:
     """Send every symbol through ``channel`` in the one order there is, and keep what it gives back."""
     counted = _counted(coder)
     owners = {kind: _owner(coder, kind) for kind in KINDS if kind != "fp8" and coder.widths[kind]}
     grids = {kind: GridModel(owner, BITS[kind]) for kind, owner in owners.items()}
+    known = {
+        kind: np.zeros((tokens, len(owner)))
+        if expected is None
+        else expected[:, _components(coder, kind)].numpy()
+        for kind, owner in owners.items()
+    }
     for begin, end in _steps(tokens):
         for name, model in counted.items():
             block = fields[name][begin:end]
@@ -104,10 +114,12 @@ def _walk(fields: Fields, coder: Coder, tokens: int, channel: _Channel) -> None:
                 model.update(block)
         if grids:
             shift, scale = (_halves(fields, name, begin, end).astype(np.float64) for name in _HEADER)
+            shift = np.nan_to_num(shift)  # a forged stream may say anything
+            scale = np.fmax(np.nan_to_num(scale), 2.0**-24)
         for t in range(begin, end):
             for kind, grid in grids.items():
                 at = t - begin, grid.owner
-                fields[kind][t] = channel(grid.law(shift[at], scale[at]), fields[kind][t])
+                fields[kind][t] = channel(grid.law(shift[at] - known[kind][t], scale[at]), fields[kind][t])
                 grid.update(fields[kind][t])
 
 
@@ -151,6 +163,11 @@ def _counted(coder: Coder) -> dict[str, _CountModel | None]:
 def _owner(coder: Coder, kind: Kind) -> NDArray[np.int64]:
     """The group of every component stored as ``kind``."""
     return np.concatenate([np.full(g.size, i) for i, g in enumerate(coder.plan.groups) if g.kind == kind])
+
+
+def _components(coder: Coder, kind: Kind) -> Tensor:
+    """The component behind each symbol of a format, int64."""
+    return torch.cat([torch.arange(g.start, g.start + g.size) for g in coder.plan.groups if g.kind == kind])
 
 
 def _steps(tokens: int) -> Iterator[tuple[int, int]]:

@@ -14,7 +14,7 @@ from workbench.kv.cached import CachedRows
 from workbench.kv.container import Payload
 from workbench.kv.kvtc import exempt
 from workbench.kv.kvtc.artefact import Artefact
-from workbench.kv.kvtc.codes import Coder
+from workbench.kv.kvtc.codes import Coder, Codes
 from workbench.kv.kvtc.entropy import from_streams
 from workbench.kv.kvtc.header import DTYPES, Header
 from workbench.kv.kvtc.joint import JointRows
@@ -40,12 +40,12 @@ class Stored:
         others = [i for i in range(joint.num_layers) if i not in joint.layers]
         self._sliding = self._kept(payload, "sliding", len(others), header.sliding)
         self._others = others
-        self._codes = None
+        self._codes: tuple[Codes, Codes] | None = None
         if header.coded:
-            self._codes = tuple(
-                from_streams(payload, coder, header.entropy, name, header.coded)
-                for name, coder in zip("kv", coders, strict=True)
-            )
+            stage, n = header.entropy, header.coded
+            keys = from_streams(payload, coders[0], stage, "k", n, None)
+            expected = artefact.cross.expect(coders[0].exact(keys)) if stage == "range" else None
+            self._codes = keys, from_streams(payload, coders[1], stage, "v", n, expected)
         self._coders = coders
         self.positions = torch.arange(header.first, header.first + header.tokens)
 

@@ -11,6 +11,7 @@ from workbench.kv.cached import CachedRows
 from workbench.kv.kvtc.artefact import Calibration
 from workbench.kv.kvtc.basis import Moments
 from workbench.kv.kvtc.codec import Kvtc
+from workbench.kv.kvtc.cross import CrossMoments
 from workbench.kv.kvtc.distortion import measure
 from workbench.kv.kvtc.joint import JointRows
 from workbench.models.config import ModelConfig
@@ -71,7 +72,9 @@ def calibrate(joint: JointRows, model: str = "model") -> Calibration:
     for m, h in zip(moments, held, strict=True):
         basis = m.basis(joint.features)
         sides.append((basis, measure(basis.project(torch.cat(h)))))
-    return Calibration(sides[0], sides[1], model, joint.key, "synthetic rows", 6 * 60)
+    cross = CrossMoments(sides[0][0], sides[1][0])
+    cross.add(*(torch.cat(h) for h in held))
+    return Calibration(sides[0], sides[1], cross.cross(), model, joint.key, "synthetic rows", 6 * 60)
 
 
 @pytest.fixture(scope="session")
