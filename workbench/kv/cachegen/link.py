@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
 
 from workbench.spec.errors import OptionError
@@ -58,3 +59,20 @@ class BandwidthTrace:
             left -= rate * (end - now)
             now = end
         return now
+
+
+def random_drops(
+    rate: float,
+    *,
+    factor: float = 10.0,
+    begin: tuple[float, float],
+    seconds: tuple[float, float],
+    n: int,
+    seed: int = 0,
+) -> list[BandwidthTrace]:
+    """``n`` links of ``rate`` bytes per second that fall to a ``factor``-th, each at a moment of its own.
+
+    The moment and the length of a drop are uniform in the ranges given, in seconds.
+    """
+    draw = random.Random(seed)
+    return [BandwidthTrace.drop(rate, factor, draw.uniform(*begin), draw.uniform(*seconds)) for _ in range(n)]

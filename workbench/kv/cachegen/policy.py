@@ -59,10 +59,10 @@ class Situation:
     bandwidth: float | None
     slo: float
 
-    def expected(self, choice: int) -> float:
-        """When all remaining chunks would be ready, every one sent as ``choice``, the bandwidth lasting."""
+    def expected(self, choice: int, chunks: int | None = None) -> float:
+        """When the next ``chunks`` (all) would be ready, each sent as ``choice``, the bandwidth lasting."""
         arrived, ready = self.now, self.busy
-        for offer in self.remaining:
+        for offer in self.remaining[:chunks]:
             nbytes, seconds = offer.cost(choice)
             arrived += nbytes / self.bandwidth if self.bandwidth else 0.0
             ready = max(ready, arrived) + seconds
@@ -94,10 +94,22 @@ class Adaptive:
     ``text`` says where text stands: ``fallback`` after all levels, ``first`` before them, as it loses
     nothing (the paper's order; it spends computing to save quality), or ``never``. When nothing meets the
     objective, whatever is expected to be ready first is sent.
+
+    The paper's rule fills the time it has, so a later drop of bandwidth finds no slack. ``reserve`` is the
+    share of the time left that is not planned for: 0 is the paper's rule.
     """
 
     start: int = 1
     text: Literal["fallback", "first", "never"] = "fallback"
+    reserve: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.text not in ("fallback", "first", "never") or not 0 <= self.reserve < 1 or self.start < 0:
+            raise OptionError(
+                f"A transfer cannot adapt with start = {self.start}, text = {self.text!r}, "
+                f"reserve = {self.reserve}.",
+                hint="start is a level, text one of fallback, first, never, reserve from 0 to below 1.",
+            )
 
     def choose(self, situation: Situation) -> int:
         """The least lossy choice that is expected to meet the objective."""
@@ -106,5 +118,6 @@ class Adaptive:
             return min(self.start, levels[-1])
         order = {"fallback": [*levels, TEXT], "first": [TEXT, *levels], "never": levels}[self.text]
         expected = {choice: situation.expected(choice) for choice in order}
-        meets = [choice for choice in order if expected[choice] <= situation.slo]
-        return meets[0] if meets else min(order, key=lambda choice: expected[choice])
+        deadline = situation.slo - self.reserve * max(situation.slo - situation.now, 0.0)
+        meets = [choice for choice in order if expected[choice] <= deadline]
+        return meets[0] if meets else min(order, key=lambda choice: situation.expected(choice, 1))

@@ -43,7 +43,7 @@ def integers(law: np.ndarray) -> np.ndarray:
     top = share.argmax(-1)[..., None]
     rest = TOTAL - out.sum(-1, keepdims=True)
     np.put_along_axis(out, top, np.take_along_axis(out, top, -1) + rest, -1)
-    return out.astype(np.uint16)
+    return np.asarray(out, dtype=np.uint16)
 
 
 def pooled(frequencies: np.ndarray) -> np.ndarray:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 
-from workbench.kv.cachegen.link import BandwidthTrace
+from workbench.kv.cachegen.link import BandwidthTrace, random_drops
 from workbench.kv.cachegen.policy import TEXT, Adaptive, Fixed, Offer, Situation
 from workbench.kv.cachegen.transfer import simulate, summary
 from workbench.spec.errors import OptionError
@@ -98,23 +97,52 @@ def test_quality_rises_with_bandwidth_and_falls_with_it():
 
 
 def test_a_tenfold_drop_is_survived_by_adapting_and_not_by_a_fixed_level():
-    """The drop comes at a random moment of the transfer and lasts for a random while."""
-    draw = random.Random(0)
-    late = {"adaptive": 0, "fixed": 0}
-    runs = {"adaptive": [], "fixed": []}
-    for _ in range(400):
-        trace = BandwidthTrace.drop(20 * MB, 10, draw.uniform(0, 1.6), draw.uniform(2, 8))
-        for name, policy in (("adaptive", Adaptive()), ("fixed", Fixed(0))):
-            run = simulate(offers(16, 0.15), trace, policy, 4.0)
-            late[name] += run.late
-            runs[name].append(run)
-    assert late["adaptive"] <= 0.05 * 400 and late["fixed"] >= 0.3 * 400
+    """The paper's working point: undisturbed, the finest level takes a third of the time of computing.
+
+    The objective is not to be later than computing would be. The drop comes while the context is sent, and
+    stays.
+    """
+    chunks = offers(13, 0.5)
+    slo = sum(c.compute for c in chunks)
+    rate = sum(c.sizes[0] for c in chunks) / (slo / 3)
+    traces = random_drops(rate, begin=(0, slo / 3), seconds=(10 * slo, 10 * slo), n=400)
+    runs = {
+        name: [simulate(chunks, t, policy, slo) for t in traces]
+        for name, policy in (("adaptive", Adaptive()), ("fixed", Fixed(0)), ("coarse", Fixed(2)))
+    }
+    late = {name: sum(r.late for r in found) / 400 for name, found in runs.items()}
+    assert late["adaptive"] <= 0.05 and late["fixed"] >= 0.3 and late["adaptive"] < late["coarse"]
     metrics = {m.name: m for m in summary(runs["adaptive"])}
-    assert metrics["slo_violations"].value == 100 * late["adaptive"] / 400
+    assert metrics["slo_violations"].value == pytest.approx(100 * late["adaptive"])
     assert all(m.tag == "simulated" and m.n == 400 for m in metrics.values())
     low, high = metrics["load_seconds"].spread
     assert low <= metrics["load_seconds"].value <= high
     assert summary([]) == []
+
+
+def test_a_reserve_trades_quality_for_slack():
+    chunks = offers(16)
+    traces = random_drops(20 * MB, begin=(0.1, 1.2), seconds=(0.3, 1.2), n=300)
+    late, fine = [], []
+    for reserve in (0.0, 0.5):
+        runs = [simulate(chunks, t, Adaptive(text="never", reserve=reserve), 2.2) for t in traces]
+        late.append(sum(r.late for r in runs))
+        fine.append(sum(c == 0 for r in runs for c in r.choices))
+    assert late[1] < late[0] and fine[1] < fine[0]
+    for bad in ({"reserve": 1.0}, {"reserve": -0.1}, {"text": "maybe"}, {"start": -1}):
+        with pytest.raises(OptionError, match="adapt"):
+            Adaptive(**bad)
+
+
+def test_text_is_not_sent_ahead_of_what_can_be_computed():
+    """When nothing meets the objective, levels keep the link busy while text is computed."""
+    chunks = [Offer((2_000_000, 1_000_000), (0.01, 0.01), 100, 1.5)] * 8
+    run = simulate(chunks, BandwidthTrace((0.0, 0.05), (40 * MB, 0.5 * MB)), Adaptive(start=0), 5.0)
+    assert run.late and {TEXT, 1} <= set(run.choices)
+    assert run.seconds < min(
+        simulate(chunks, BandwidthTrace((0.0, 0.05), (40 * MB, 0.5 * MB)), Fixed(c), 5.0).seconds
+        for c in (0, 1, TEXT)
+    )
 
 
 def test_what_cannot_be_streamed_is_refused():
