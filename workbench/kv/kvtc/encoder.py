@@ -19,7 +19,7 @@ from workbench.kv.kvtc.codes import Coder, Codes, join
 from workbench.kv.kvtc.entropy import Entropy, to_streams
 from workbench.kv.kvtc.header import CHUNK, DTYPES, KIND, VERSION, Header
 from workbench.kv.kvtc.joint import JointRows
-from workbench.spec.errors import UnsupportedInput
+from workbench.spec.errors import UnsupportedInput, WrongShape
 
 
 class Encoder:
@@ -57,6 +57,8 @@ class Encoder:
         if not rows.tokens:
             return
         self._check(rows)
+        k, v = (tuple(x.cpu() for x in side) for side in (rows.k, rows.v))
+        rows = CachedRows(k, v, rows.positions.cpu())
         if self._tail is None:
             self._first = int(rows.positions[0])
         self._tokens += rows.tokens
@@ -108,7 +110,10 @@ class Encoder:
         return write_payload(KIND, VERSION, header.to_json(), streams)
 
     def _check(self, rows: CachedRows) -> None:
-        self._joint.values(rows.k), self._joint.values(rows.v)  # shapes
+        for side in (rows.k, rows.v):
+            self._joint.check(side)
+        if len(rows.k[0]) != rows.tokens or len(rows.v[0]) != rows.tokens:
+            raise WrongShape(f"{len(rows.k[0])} rows were given at {rows.tokens} positions.")
         start = self._first + self._tokens if self._tail is not None else int(rows.positions[0])
         expected = torch.arange(start, start + rows.tokens)
         if not torch.equal(rows.positions.cpu(), expected) or start + rows.tokens > self._joint.limit:

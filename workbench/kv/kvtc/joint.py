@@ -61,21 +61,19 @@ class JointRows:
         at = self.layers.index(layer) * self.width
         return slice(at, at + self.width)
 
-    def values(self, rows: Sequence[Tensor]) -> Tensor:
-        """Join rows [T, Hkv, D] of every layer of the model: float32 [T, features].
-
-        Raises :class:`WrongShape` when layers, heads or head size are not the model's.
-        """
+    def check(self, rows: Sequence[Tensor]) -> None:
+        """Raises :class:`WrongShape` unless rows of every layer of the model are given, [T, Hkv, D] each."""
         if len(rows) != self.num_layers:
             raise WrongShape(f"Rows of {len(rows)} layers were given; the model has {self.num_layers}.")
-        used = [rows[i] for i in self.layers]
-        for layer, x in zip(self.layers, used, strict=True):
-            if x.shape != (len(used[0]), self.heads, self.dim):
-                raise WrongShape(
-                    f"Layer {layer} has rows {tuple(x.shape)}; "
-                    f"{(len(used[0]), self.heads, self.dim)} were expected."
-                )
-        return torch.stack([x.float() for x in used], 1).flatten(1)
+        wanted = (len(rows[0]), self.heads, self.dim)
+        for layer, x in enumerate(rows):
+            if x.shape != wanted:
+                raise WrongShape(f"Layer {layer} has rows {tuple(x.shape)}; {wanted} were expected.")
+
+    def values(self, rows: Sequence[Tensor]) -> Tensor:
+        """Join rows [T, Hkv, D] of every layer of the model: float32 [T, features]; see :meth:`check`."""
+        self.check(rows)
+        return torch.stack([rows[i].float() for i in self.layers], 1).flatten(1)
 
     def keys(self, rows: Sequence[Tensor], positions: Tensor) -> Tensor:
         """As :meth:`values`, of keys cached at ``positions`` int64 [T], with their rotation undone."""
