@@ -11,7 +11,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +27,7 @@ from workbench.cli.probe_software import (
     probe_python,
     probe_triton,
 )
+from workbench.spec.errors import StorageError
 
 MARKS = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}
 
@@ -52,8 +52,8 @@ def _probe_cache() -> Finding:
 
     try:
         return probe_disk(cache_dir())
-    except OSError as error:  # the folder cannot be created
-        return probe_disk(Path(error.filename or "."))
+    except StorageError as error:
+        return Finding("disk", "missing", error.message, "Only shipped models work.", error.hint)
 
 
 def report() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from workbench.cli.finding import Finding, Status
 from workbench.core.peers import peers_of_extra
-from workbench.spec.errors import ModelError
+from workbench.spec.errors import ModelError, StorageError
 from workbench.spec.install import NAME as DISTRIBUTION
 from workbench.spec.install import install_line
 
@@ -206,7 +206,7 @@ def probe_model(name: str, *, essential: bool = False) -> Finding:
 
     try:
         folder = resolve(name)
-    except ModelError as error:
+    except (ModelError, StorageError) as error:
         return Finding(
             f"model {name}",
             "missing",

@@ -15,6 +15,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
+from workbench.core.artefacts import kept
 from workbench.core.kv_calibration import kv_rows
 from workbench.core.texts import shipped_text
 from workbench.engine.seams import AttentionOp
@@ -22,7 +23,6 @@ from workbench.kv.cachegen.artefact import Artefact
 from workbench.kv.cachegen.calibrate import TableRecorder
 from workbench.kv.cachegen.layout import Layout
 from workbench.kv.cachegen.levels import LEVELS, Alphabet, Level, alphabets
-from workbench.models.cache import cache_dir, locked
 from workbench.models.decoder import Decoder
 from workbench.models.progress import Cancel, Progress, check_cancel, report
 from workbench.models.tokenizer import load_tokenizer
@@ -57,19 +57,17 @@ def cachegen_artefact(
     identity = (str(_VERSION), fingerprint, repr(config), layout.key, *weights)
     parts = (*identity, repr(wanted), origin, repr(ids))
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
-    path = cache_dir() / "calibration" / f"cachegen-{digest}.safetensors"
-    with locked(path.stem, cancel):
-        found = _read(path, wanted)
-        if found is None:
-            recorder = TableRecorder(layout, wanted)
-            for i, sequence in enumerate(ids):
-                check_cancel(cancel, "Calibrating cachegen")
-                for layer, k, v in kv_rows(decoder, op(), sequence, page_size):
-                    recorder.add(layer, k, v)
-                report(progress, (i + 1) / len(ids), "calibrating cachegen")
-            found = recorder.artefact(fingerprint, origin)
-            _write(path, found)
-    return found
+
+    def make() -> Artefact:
+        recorder = TableRecorder(layout, wanted)
+        for i, sequence in enumerate(ids):
+            check_cancel(cancel, "Calibrating cachegen")
+            for layer, k, v in kv_rows(decoder, op(), sequence, page_size):
+                recorder.add(layer, k, v)
+            report(progress, (i + 1) / len(ids), "calibrating cachegen")
+        return recorder.artefact(fingerprint, origin)
+
+    return kept(f"cachegen-{digest}", lambda path: _read(path, wanted), make, _write, cancel)
 
 
 def _ids(model: str, vocab: int, longest: int) -> tuple[str, list[list[int]]]:
@@ -99,14 +97,10 @@ def _read(path: Path, wanted: tuple[Alphabet, ...]) -> Artefact | None:
 
 
 def _write(path: Path, artefact: Artefact) -> None:
-    """Appears under its name only when complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     notes = {
         "model": artefact.model,
         "layout": artefact.layout,
         "origin": artefact.origin,
         "tokens": str(artefact.tokens),
     }
-    unfinished = path.with_suffix(".part")
-    save_file({a.name: t for a, t in artefact.tables.items()}, unfinished, notes)
-    unfinished.replace(path)
+    save_file({a.name: t for a, t in artefact.tables.items()}, path, notes)

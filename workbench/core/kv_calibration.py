@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from workbench.core.artefacts import kept
 from workbench.core.texts import shipped_text
 from workbench.engine.executor import Executor
 from workbench.engine.seams import AttentionOp, PageGeometry, SpanPlan, StepPlan
 from workbench.engine.store import PageStore
 from workbench.kv.plain import PlainCodec
 from workbench.kv.ranges import VARIANTS, KVRanges, RangeRecorder
-from workbench.models.cache import cache_dir, locked
 from workbench.models.decoder import Decoder
 from workbench.models.progress import Cancel, Progress, check_cancel, report
 from workbench.models.tokenizer import load_tokenizer
@@ -65,13 +65,11 @@ def kv_ranges(
     origin, ids = calibration_ids(model, config.vocab_size, config.max_position)
     parts = (str(_VERSION), decoder.weights.fingerprint, repr(config), *weights, origin, repr(ids))
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
-    path = cache_dir() / "calibration" / f"kv_ranges-{digest}.safetensors"
-    with locked(path.stem, cancel):
-        found = _read(path)
-        if found is None:
-            found = _measure(decoder, op(), ids, origin, page_size, progress, cancel)
-            _write(path, found)
-    return found
+
+    def make() -> KVRanges:
+        return _measure(decoder, op(), ids, origin, page_size, progress, cancel)
+
+    return kept(f"kv_ranges-{digest}", _read, make, _write, cancel)
 
 
 def kv_rows(
@@ -148,9 +146,5 @@ def _read(path: Path) -> KVRanges | None:
 
 
 def _write(path: Path, ranges: KVRanges) -> None:
-    """Appears under its name only when complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {"mean": ranges.mean, **{f"amax.{v}": t for v, t in ranges.amax.items()}}
-    unfinished = path.with_suffix(".part")
-    save_file(tensors, unfinished, {"origin": ranges.origin, "tokens": str(ranges.tokens)})
-    unfinished.replace(path)
+    save_file(tensors, path, {"origin": ranges.origin, "tokens": str(ranges.tokens)})

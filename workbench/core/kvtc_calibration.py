@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from workbench.core.artefacts import kept
 from workbench.core.kv_calibration import kv_rows
 from workbench.core.room import GIB, available
 from workbench.core.texts import shipped_text
@@ -27,7 +28,6 @@ from workbench.kv.kvtc.basis import Basis, Moments
 from workbench.kv.kvtc.cross import Cross, CrossMoments
 from workbench.kv.kvtc.distortion import Distortion, measure
 from workbench.kv.kvtc.joint import JointRows
-from workbench.models.cache import cache_dir, locked
 from workbench.models.decoder import Decoder
 from workbench.models.progress import Cancel, Progress, check_cancel, part, report
 from workbench.models.tokenizer import load_tokenizer
@@ -104,19 +104,17 @@ def kvtc_calibration(
     settings = (_VERSION, SINKS, RANK, HELD_OUT, ROWS, str(decoder.weights.dtype), repr(config))
     parts = (*map(str, settings), decoder.weights.fingerprint, *weights, origin, repr(ids))
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
-    path = cache_dir() / "calibration" / f"kvtc-{digest}.safetensors"
-    with locked(path.stem, cancel):
-        found = _read(path)
-        if found is None:
-            _require_memory(joint.features)
-            moments, seen = _run(decoder, op(), joint, ids, page_size, part(progress, 0.0, 0.5), cancel)
-            tokens = moments[0].rows
-            k = _side(moments, seen.held[0], part(progress, 0.5, 0.7), cancel)
-            v = _side(moments, seen.held[1], part(progress, 0.7, 0.9), cancel)
-            cross = _cross(k[0], v[0], seen, part(progress, 0.9, 1.0), cancel)
-            found = Calibration(k, v, cross, decoder.weights.fingerprint, joint.key, origin, tokens)
-            _write(path, found)
-    return found
+
+    def make() -> Calibration:
+        _require_memory(joint.features)
+        moments, seen = _run(decoder, op(), joint, ids, page_size, part(progress, 0.0, 0.5), cancel)
+        tokens = moments[0].rows
+        k = _side(moments, seen.held[0], part(progress, 0.5, 0.7), cancel)
+        v = _side(moments, seen.held[1], part(progress, 0.7, 0.9), cancel)
+        cross = _cross(k[0], v[0], seen, part(progress, 0.9, 1.0), cancel)
+        return Calibration(k, v, cross, decoder.weights.fingerprint, joint.key, origin, tokens)
+
+    return kept(f"kvtc-{digest}", _read, make, _write, cancel)
 
 
 def _run(
@@ -213,8 +211,6 @@ def _read(path: Path) -> Calibration | None:
 
 
 def _write(path: Path, found: Calibration) -> None:
-    """Appears under its name only when complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     notes = {n: str(getattr(found, n)) for n in ("model", "phases", "origin", "tokens")}
     for side, (basis, distortion) in (("k", found.k), ("v", found.v)):
@@ -223,6 +219,4 @@ def _write(path: Path, found: Calibration) -> None:
         tensors[f"{side}.sizes"] = torch.tensor(distortion.sizes)
         notes[f"{side}.total"] = repr(basis.total)
     tensors |= {f"cross.{n}": getattr(found.cross, n) for n in _CROSS}
-    unfinished = path.with_suffix(".part")
-    save_file(tensors, unfinished, notes)
-    unfinished.replace(path)
+    save_file(tensors, path, notes)

@@ -19,31 +19,48 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from workbench.models.progress import Cancel, check_cancel
+from workbench.spec.errors import StorageError
 
 _BLOCK = 4 << 20
+_ELSEWHERE = "Set WORKBENCH_CACHE to a folder that can be written."
 
 
 def cache_dir() -> Path:
-    """``$WORKBENCH_CACHE``, else ``~/.cache/inference-workbench``; created on first use."""
+    """``$WORKBENCH_CACHE``, else ``~/.cache/inference-workbench``; created on first use.
+
+    Raises :class:`StorageError` where no such folder can be made.
+    """
     root = os.environ.get("WORKBENCH_CACHE") or "~/.cache/inference-workbench"
     path = Path(root).expanduser()
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"The cache folder {path} cannot be made: {error.strerror}.", hint=_ELSEWHERE
+        ) from None
     return path
 
 
 @contextlib.contextmanager
 def locked(name: str, cancel: Cancel | None = None) -> Iterator[None]:
-    """Hold the cross-process lock ``name``; waiting for another process honours ``cancel``."""
+    """Hold the cross-process lock ``name``; waiting for another process honours ``cancel``.
+
+    Raises :class:`StorageError` in a folder that cannot be written.
+    """
     folder = cache_dir() / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / f"{name}.lock")
     while True:
         check_cancel(cancel, f"Waiting for another process that prepares {name}")
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0.5)
             break
         except Timeout:
             continue
+        except OSError as error:
+            raise StorageError(
+                f"The cache folder {cache_dir()} cannot be written: {error.strerror}.", hint=_ELSEWHERE
+            ) from None
     try:
         yield
     finally:
@@ -96,7 +113,10 @@ def remembered(label: str, files: Sequence[Path], compute: Callable[[], str]) ->
     stats = [(path.resolve(), path.stat()) for path in files]
     state = "|".join(f"{real}:{stat.st_size}:{stat.st_mtime_ns}" for real, stat in stats)
     key = hashlib.sha256(f"{label}|{state}".encode()).hexdigest()[:32]
-    note = cache_dir() / "digests" / f"{key}.json"
+    try:
+        note = cache_dir() / "digests" / f"{key}.json"
+    except StorageError:  # costs time, not correctness; so does a folder that cannot be written
+        return compute()
     try:
         known = json.loads(note.read_text())["digest"]
         if isinstance(known, str) and len(known) == 64:
@@ -104,7 +124,7 @@ def remembered(label: str, files: Sequence[Path], compute: Callable[[], str]) ->
     except (OSError, ValueError, KeyError, TypeError):
         pass
     value = compute()
-    with contextlib.suppress(OSError):  # a read-only cache costs time, not correctness
+    with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
         temporary = note.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps({"digest": value, "label": label, "files": [p.name for p in files]}))
