@@ -48,8 +48,8 @@ def decode(data: bytes | memoryview, parts: Sequence[tuple[int, np.ndarray]]) ->
     try:
         for channel in range(len(laws[0])):
             for law, column in zip(laws, columns, strict=True):
-                if column.shape[1]:  # lazy: the same law, decoded faster
-                    model = stream.model.Categorical(law[channel], perfect=False, lazy=True)
+                if column.shape[1]:
+                    model = stream.model.Categorical(law[channel], perfect=False, lazy=False)
                     column[channel] = source.decode(model, column.shape[1])
     except (ValueError, AssertionError) as err:
         raise PayloadError(f"The range-coded stream is damaged: {err}", hint="Get it again.") from None
