@@ -35,7 +35,8 @@ from workbench.spec.errors import ModelError, OptionError
 
 SEQUENCES, LENGTH = 18, 1024
 SINKS = 4  # first tokens of a sequence, far larger than any other
-RANK = 3072  # components kept: what a ratio of 8 uses of a model of 5,760 features
+RANK = 3072  # components kept at least: what a ratio of 8 uses of 5,760 features
+MOST = 10_240  # and at most, as the paper does
 HELD_OUT = 8  # every eighth sequence
 ROWS = 512  # held-out rows that errors are measured on
 _VERSION = 1
@@ -101,7 +102,8 @@ def kvtc_calibration(
     config = decoder.config
     joint = JointRows(config)
     origin, ids = text or calibration_sequences(model, config.vocab_size, config.max_position)
-    settings = (_VERSION, SINKS, RANK, HELD_OUT, ROWS, str(decoder.weights.dtype), repr(config))
+    rank = min(max(RANK, joint.features * 8 // 15), MOST)
+    settings = (_VERSION, SINKS, rank, HELD_OUT, ROWS, str(decoder.weights.dtype), repr(config))
     parts = (*map(str, settings), decoder.weights.fingerprint, *weights, origin, repr(ids))
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
@@ -109,8 +111,8 @@ def kvtc_calibration(
         _require_memory(joint.features)
         moments, seen = _run(decoder, op(), joint, ids, page_size, part(progress, 0.0, 0.5), cancel)
         tokens = moments[0].rows
-        k = _side(moments, seen.held[0], part(progress, 0.5, 0.7), cancel)
-        v = _side(moments, seen.held[1], part(progress, 0.7, 0.9), cancel)
+        k = _side(moments, seen.held[0], rank, part(progress, 0.5, 0.7), cancel)
+        v = _side(moments, seen.held[1], rank, part(progress, 0.7, 0.9), cancel)
         cross = _cross(k[0], v[0], seen, part(progress, 0.9, 1.0), cancel)
         return Calibration(k, v, cross, decoder.weights.fingerprint, joint.key, origin, tokens)
 
@@ -146,12 +148,12 @@ def _run(
 
 
 def _side(
-    moments: list[Moments], held: list[Tensor], progress: Progress | None, cancel: Cancel | None
+    moments: list[Moments], held: list[Tensor], rank: int, progress: Progress | None, cancel: Cancel | None
 ) -> tuple[Basis, Distortion]:
     """Basis and errors of the first of ``moments``, which is taken off: p^2 numbers are not kept twice."""
     check_cancel(cancel, _WHAT)
     report(progress, 0.0, "finding the principal components")
-    basis = moments.pop(0).basis(RANK)
+    basis = moments.pop(0).basis(rank)
     check_cancel(cancel, _WHAT)
     report(progress, 0.8, "measuring errors of every format")
     rows = torch.cat(held)
