@@ -8,11 +8,13 @@ second run costs seconds. Another triton than the installed one can be named by 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,6 +61,10 @@ class Compiled:
         if self.facts is None:
             return [f"does not compile: {self.error.splitlines()[0] if self.error else 'no reason given'}"]
         return self.facts.broken(self.request.build)
+
+    def as_promised(self) -> bool:
+        """Whether all bounds hold; of a negative control, that it compiles and some do not."""
+        return bool(self.broken()) == self.request.build.fails and self.facts is not None
 
 
 Progress = Callable[[int, int, Compiled], None]
@@ -129,6 +135,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("WORKBENCH_CACHE") or "~/.cache/inference-workbench").expanduser() / "kernels"
 
 
+@functools.cache
+def _spare() -> tempfile.TemporaryDirectory[str]:
+    """Where disassemblies are that the cache cannot take; gone with this process."""
+    return tempfile.TemporaryDirectory(prefix="workbench-kernels-")
+
+
 def _check_triton(folder: Path | None) -> None:
     from importlib.util import find_spec
 
@@ -163,6 +175,7 @@ class _Worker:
             "build": request.build.name,
             "arch": request.arch,
             "cache": str(cache_folder()),
+            "spare": _spare().name,
         }
         process = self._started()
         late = threading.Timer(self._timeout, process.kill)

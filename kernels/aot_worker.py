@@ -37,7 +37,10 @@ def main() -> None:
 
 
 def serve(request: dict[str, Any]) -> dict[str, Any]:
-    """Facts of one build, from the cache or compiled: request has module, kernel, build, arch and cache."""
+    """Facts of one build, from the cache or compiled.
+
+    The request has module, kernel, build, arch, cache, and a ``spare`` folder for what the cache cannot take.
+    """
     import triton
 
     kernel = _kernel(request["module"], request["kernel"])
@@ -46,15 +49,29 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
     key = _key(source, build, request["arch"], triton.__version__)
     folder = Path(request["cache"])
     facts, text = folder / f"{key}.json", folder / f"{key}.sass"
-    if facts.is_file() and text.is_file():
-        return {**json.loads(facts.read_text()), "cached": True}
+    known = _known(facts) if text.is_file() else None
+    if known is not None:
+        return {**known, "sass": str(text), "cached": True}
     began = time.perf_counter()
     answer, disassembly = _compile(source, build, request["arch"])
     answer |= {"triton": triton.__version__, "seconds": time.perf_counter() - began, "sass": str(text)}
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(text, disassembly)
-    _write(facts, json.dumps(answer))  # last: its presence says that both are complete
-    return {**answer, "cached": False}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(text, disassembly)
+        _write(facts, json.dumps(answer))  # last: its presence says that both are complete
+    except OSError:  # a cache that is read-only or full costs time; the code is no worse for it
+        text = Path(request["spare"]) / text.name
+        _write(text, disassembly)
+    return {**answer, "sass": str(text), "cached": False}
+
+
+def _known(path: Path) -> dict[str, Any] | None:
+    """The answer of an earlier run, or None when there is none that can be read."""
+    try:
+        found = json.loads(path.read_text())
+        return found if {"facts", "triton", "seconds"} <= found.keys() else None
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _kernel(module: str, name: str) -> Kernel:
@@ -136,8 +153,13 @@ def _dump(cubin: bytes) -> tuple[str, str]:
 
 def _write(path: Path, text: str) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
-    Path(file.name).replace(path)
+        try:
+            file.write(text)
+            file.close()
+            Path(file.name).replace(path)
+        except OSError:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
 
 if __name__ == "__main__":

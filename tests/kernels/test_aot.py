@@ -99,6 +99,24 @@ def test_a_second_run_comes_from_the_cache(results: dict[str, Compiled]) -> None
     assert again.facts == results["fits"].facts
 
 
+def test_a_cache_that_is_damaged_or_cannot_be_written_costs_time_only(
+    results: dict[str, Compiled], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, facts = results["fits"].request, results["fits"].facts
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    assert not compile_builds([request])[0].cached
+    (known,) = tmp_path.glob("kernels/*.json")
+    for damage in ("", "{", "[]", "{}"):
+        known.write_text(damage)
+        again = compile_builds([request])[0]
+        assert not again.cached and again.facts == facts, again.error
+    assert compile_builds([request])[0].cached
+    monkeypatch.setenv("WORKBENCH_CACHE", str(known))  # a file where the folder would be
+    found = compile_builds([request])[0]
+    assert found.facts == facts and not found.cached, found.error
+    assert "HGMMA" in Path(found.sass).read_text()
+
+
 def test_a_compiler_that_dies_is_that_build_s_error(tmp_path: Path) -> None:
     deadly = tmp_path / "deadly.py"
     deadly.write_text("import os\nos.abort()\n")

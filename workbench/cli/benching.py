@@ -105,7 +105,7 @@ def sizes_of(texts: list[str]) -> dict[str, int]:
     out = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if not name or not value.isdecimal():
+        if not name or not value.isdecimal() or len(value) > 15:  # beyond that, ratios are no floats
             raise OptionError(f"--size {text!r} is not NAME=N.", hint="For example --size context=64.")
         out[name] = int(value)
     return out

@@ -83,6 +83,9 @@ def list_kernels(
         raise OptionError(f"--arch {arch} is not offered.", hint="Choose 90 or 100.")
     sizes = sizes_of(size)
     wanted = aot.requests(names or None, arch)
+    known = {n for r in wanted for n in _size_names(r.kernel)}
+    for name in sizes.keys() - known:
+        raise OptionError(f"No kernel shown has a size {name!r}.", hint=f"Sizes: {', '.join(sorted(known))}.")
     with Meter("kernels") as meter:
         found = aot.compile_builds(
             wanted,
@@ -124,7 +127,7 @@ def kernel_rows(compiled: list[Any], sizes: dict[str, int]) -> list[dict[str, An
 def cost_row(kernel: Any, sizes: dict[str, int]) -> dict[str, Any]:
     """Sizes, operations and bytes of one problem; only the names of the sizes when some have no value."""
     parameters = inspect.signature(kernel.cost).parameters
-    names = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    names = _size_names(kernel)
     given = {n: v for n, v in TYPICAL.items() if n in names}
     given |= {n: (v,) if n.endswith("_lens") else v for n, v in sizes.items() if n in names}
     missing = [n for n in names if parameters[n].default is inspect.Parameter.empty and n not in given]
@@ -137,6 +140,11 @@ def cost_row(kernel: Any, sizes: dict[str, int]) -> dict[str, Any]:
         "bytes": cost.bytes,
         "flops_per_byte": cost.flops / cost.bytes if cost.bytes else None,
     }
+
+
+def _size_names(kernel: Any) -> list[str]:
+    parameters = inspect.signature(kernel.cost).parameters
+    return [n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
 
 
 def _build_row(result: Any) -> dict[str, Any]:
@@ -153,7 +161,7 @@ def _build_row(result: Any) -> dict[str, Any]:
         "constants": {k: str(v) for k, v in build.constants.items()},
         "negative_control": build.fails,
         "broken": broken,
-        "as_promised": bool(broken) == build.fails if hopper else not broken,
+        "as_promised": result.as_promised() if hopper else not broken,
         "error": result.error,
         "seconds": result.seconds,
         "cached": result.cached,
@@ -200,6 +208,6 @@ def _show(row: dict[str, Any], sass: bool) -> None:
 
 
 def _verdict(build: dict[str, Any]) -> str:
-    if build["negative_control"]:
+    if build["negative_control"] and not build["error"]:
         return "breaks, as a negative control must" if build["broken"] else "negative control that holds"
     return "; ".join(build["broken"]).replace("[", "\\[") or "kept"

@@ -41,6 +41,9 @@ def test_names_targets_and_compilers_are_checked(workbench: Command, tmp_path: P
     done = workbench("kernels", "nope", "--json")
     assert done.status == 2 and NAME in done.json["hint"]
     assert workbench("kernels", NAME, "--arch", "75", "--json").json["error"] == "OptionError"
+    unknown = workbench("kernels", NAME, "--size", "ZZ=4", "--json")
+    assert unknown.status == 2 and "'ZZ'" in unknown.json["message"] and "K, M, N" in unknown.json["hint"]
+    assert workbench("kernels", NAME, "--size", f"M={'9' * 400}", "--json").status == 2
     empty = workbench("kernels", NAME, "--triton", str(tmp_path), "--json")
     assert empty.status == 6 and "pip install" in empty.json["hint"]
 
@@ -57,8 +60,9 @@ def test_a_broken_promise_and_a_tripping_control_are_told_apart() -> None:
     control = Build("control", {}, {}, sass={"LDL": Bound(0, 0)}, fails=True)
     harmless = Build("harmless", {}, {}, sass={"HGMMA": Bound(2, 2)}, fails=True)
     pairs = [(clean, facts), (broken, facts), (control, facts), (harmless, facts), (clean, None)]
+    pairs.append((control, None))  # a compiler that fails has shown nothing
     (row,) = kernel_rows([fake(*pair) for pair in pairs], {})
-    assert [b["as_promised"] for b in row["builds"]] == [True, False, True, False, False]
+    assert [b["as_promised"] for b in row["builds"]] == [True, False, True, False, False, False]
     assert row["builds"][1]["broken"] == ["LDL is 1, must be = 0"]
     assert row["cost"] == {"sizes": {"M": 16}, "flops": 64, "bytes": 16, "flops_per_byte": 4.0}
 
