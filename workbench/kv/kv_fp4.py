@@ -17,6 +17,7 @@ from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
 from workbench.kernels.layouts.kv_fp4 import BLOCK, Kind, layout, quantize
+from workbench.kernels.layouts.pages import PageLayout
 from workbench.kv.ranges import KVRanges, rotation, variant
 from workbench.kv.rows import RowIndex
 from workbench.numerics.e4m3 import LARGEST, e4m3_as_half
@@ -143,17 +144,13 @@ class Fp4Codec:
         return replace(self, factors=factors, means=means)
 
     def page_sizes(self, head_dim: int) -> None:
-        """Any page size works."""
+        """Any page size works; raises :class:`OptionError` for a head size that has no whole blocks."""
+        self._layout(1, 1, head_dim)
         return None
 
     def planes(self, geometry: PageGeometry) -> tuple[PlaneSpec, ...]:
         """Codes and block scales; raises :class:`OptionError` for a head size that has no whole blocks."""
-        try:
-            made = layout(geometry.page_size, geometry.kv_heads, geometry.head_dim, self.kind)
-            if self.rotate:
-                rotation(geometry.head_dim)
-        except UnsupportedInput as err:
-            raise OptionError(err.message, hint="Choose kv_fp8 or kv_int8 for this model.") from None
+        made = self._layout(geometry.page_size, geometry.kv_heads, geometry.head_dim)
         meta: Literal["kv_meta"] = "kv_meta"
         return tuple(
             PlaneSpec(p.name, p.dtype, p.shape, ("head", "slot", "byte"))
@@ -161,6 +158,14 @@ class Fp4Codec:
             else PlaneSpec(p.name, p.dtype, p.shape, ("head", "slot", "group"), meta)
             for p in made.planes
         )
+
+    def _layout(self, page_size: int, heads: int, head_dim: int) -> PageLayout:
+        try:
+            if self.rotate:
+                rotation(head_dim)
+            return layout(page_size, heads, head_dim, self.kind)
+        except UnsupportedInput as err:
+            raise OptionError(err.message, hint="Choose kv_fp8 or kv_int8 for this model.") from None
 
     def encode(self, planes: Mapping[str, Tensor], where: Tensor, k: Tensor, v: Tensor) -> None:
         """Round rows ``k``, ``v`` [T, Hkv, D] into slots ``where`` int64 [T]."""

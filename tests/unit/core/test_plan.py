@@ -154,3 +154,11 @@ def test_a_group_that_does_not_divide_the_head_size_is_a_conflict_of_the_plan(fa
     assert "does not divide the head size 80" in found.remedy
     assert why_not(Recipe(), "kivi", odd) == [found]
     assert made(odd, "kivi:group=16").page_size == 128
+
+
+def test_fp4_blocks_that_do_not_divide_a_head_are_a_conflict_of_the_plan(facts):
+    odd = replace(facts, config=replace(facts.config, head_dim=96))
+    (found,) = conflicts(odd, "kv_fp4:format=mxfp4")
+    assert (found.first, found.second, found.resource) == ("kv_fp4", "model", "head size")
+    assert "multiple of 64" in found.remedy and "kv_int8" in found.remedy
+    assert made(odd, "kv_fp4:format=nvfp4").page_size
