@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from workbench.cli.start import answering
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -58,7 +60,9 @@ def plain(value: object) -> Any:
 
 def print_json(data: Mapping[str, Any]) -> None:
     """The command's one JSON object."""
-    print(json.dumps(plain(data), indent=2, ensure_ascii=True, allow_nan=False), file=_stdout(), flush=True)
+    text = json.dumps(plain(data), indent=2, ensure_ascii=True, allow_nan=False)
+    with answering():
+        print(text, file=_stdout(), flush=True)
 
 
 _kept_stdout: list[Any] = []
