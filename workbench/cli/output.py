@@ -61,9 +61,17 @@ def plain(value: object) -> Any:
 def print_json(data: Mapping[str, Any]) -> None:
     """The command's one JSON object."""
     text = json.dumps(plain(data), indent=2, ensure_ascii=True, allow_nan=False)
+    stdout = _stdout()
     with answering():
-        print(text, file=_stdout(), flush=True)
+        for start in range(0, len(text), _WHOLE):
+            stdout.write(text[start : start + _WHOLE])
+        stdout.write("\n")
+        stdout.flush()
 
+
+_WHOLE = 4096
+"""Bytes that a pipe takes whole (PIPE_BUF). Of more, a signal may cut a write short, and unbuffered text
+(PYTHONUNBUFFERED) would lose the rest."""
 
 _kept_stdout: list[Any] = []
 

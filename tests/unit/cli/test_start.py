@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import signal
+import struct
 import subprocess
 import sys
+import termios
+import time
 
 import pytest
 
@@ -23,9 +29,11 @@ def interrupt():
 
 class Stdout:
     def write(self, text):
+        global when
         half = len(text) // 2
         sys.__stdout__.write(text[:half])
         if when == "while":
+            when = "done"
             interrupt()
         sys.__stdout__.write(text[half:])
 
@@ -52,3 +60,28 @@ def test_an_interrupt_leaves_one_json_object(when: str, status: int, key: str) -
     assert done.returncode == status, done.stderr
     assert key in json.loads(done.stdout)
     assert done.stderr == ""
+
+
+FULL = """
+from workbench.cli.output import interruptible, print_json
+
+with interruptible():
+    print_json({"result": [1] * 50000})
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_interrupt_while_the_reader_is_slow_loses_nothing(unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen([sys.executable, "-c", FULL], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        waiting, before = 0, -1
+        while waiting == 0 or waiting != before:  # until the pipe is full
+            time.sleep(0.2)
+            before = waiting
+            (waiting,) = struct.unpack("i", fcntl.ioctl(process.stdout, termios.FIONREAD, b"    "))
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)  # it is in the write by now, and back in it
+        found = json.loads(process.stdout.read())
+    assert len(found["result"]) == 50000
+    assert process.returncode == 0
