@@ -118,6 +118,9 @@ class RadixIndex:
         node, entry.node = entry.node, None
         del node.pages[entry.number]
         self._prune(node)
+        root = self._roots.get(entry.namespace)
+        if root is not None and not root.children:  # salts may be as many as requests
+            del self._roots[entry.namespace]
         return entry
 
     def lose_page(self, group: int, page: int) -> None:

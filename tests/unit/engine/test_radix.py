@@ -10,6 +10,7 @@ import torch
 
 from workbench.engine import scheduler
 from workbench.engine.params import SamplingParams
+from workbench.engine.radix import RadixIndex
 from workbench.engine.sequence import Request
 
 
@@ -158,3 +159,17 @@ def test_a_request_is_not_overtaken_for_ever(lab, engine4, monkeypatch):
     lab.run_engine(engine, [FIRST], max_tokens=4)
     order = admitted(engine, [[7, 7, 7, 7], *([*FIRST[:9], 8, i] for i in range(8))])
     assert order.index("r0") == 3
+
+
+def test_a_namespace_without_pages_leaves_no_tree():
+    index = RadixIndex(4)
+    kept, _ = index.publish(None, (1, 2, 3, 4), b"kept", (1,))
+    for i in range(20):
+        index.publish(None, (1, 2, 3, 4), b"salt %d" % i, (2,))
+        index.drop_page(0, 2)
+    assert [node.start for node in index.nodes()] == [0, 0]  # the root of one tree and its leaf
+    assert index.match((1, 2, 3, 4, 5), b"kept", 4).full == [kept]
+    index.drop_page(0, 1)
+    assert list(index.nodes()) == [] and len(index) == 0
+    again, _ = index.publish(kept, (5, 6, 7, 8), b"kept", (3,))  # a sequence may hold the dropped page
+    assert again.parent is kept
