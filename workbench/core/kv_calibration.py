@@ -69,7 +69,8 @@ def kv_ranges(
     def make() -> KVRanges:
         return _measure(decoder, op(), ids, origin, page_size, progress, cancel)
 
-    return kept(f"kv_ranges-{digest}", _read, make, _write, cancel)
+    shape = (2, config.num_layers, config.num_kv_heads, config.head_dim)
+    return kept(f"kv_ranges-{digest}", lambda path: _read(path, shape), make, _write, cancel)
 
 
 def kv_rows(
@@ -134,15 +135,17 @@ def _measure(
     return recorder.ranges(origin)
 
 
-def _read(path: Path) -> KVRanges | None:
-    """The artefact, or None when there is none that can be read."""
+def _read(path: Path, shape: tuple[int, ...]) -> KVRanges | None:
+    """The artefact, or None when there is none that can be read: means of ``shape``, all numbers finite."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             notes: dict[str, Any] = file.metadata()
             amax = {v: file.get_tensor(f"amax.{v}") for v in VARIANTS}
-            return KVRanges(file.get_tensor("mean"), amax, notes["origin"], int(notes["tokens"]))
+            found = KVRanges(file.get_tensor("mean"), amax, notes["origin"], int(notes["tokens"]))
     except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError):
         return None
+    whole = found.mean.shape == shape and all(t.shape == shape[:-1] for t in amax.values())
+    return found if whole and all(bool(t.isfinite().all()) for t in (found.mean, *amax.values())) else None
 
 
 def _write(path: Path, ranges: KVRanges) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from workbench.core import kv_calibration
 from workbench.core.kv_calibration import calibration_ids
@@ -46,6 +48,17 @@ def test_a_damaged_artefact_is_measured_again(lab, _own_cache, damage):
     files(_own_cache)[0].write_bytes(damage)
     assert codec_of(lab).key == first.key
     assert files(_own_cache)[0].stat().st_size > 64
+
+
+@pytest.mark.parametrize("change", [lambda t: t * float("nan"), lambda t: t[:, :1].contiguous()])
+def test_an_artefact_of_other_shape_or_without_numbers_is_measured_again(lab, _own_cache, change):
+    first = codec_of(lab)
+    (path,) = files(_own_cache)
+    with safe_open(path, framework="pt") as file:
+        notes = file.metadata()
+        tensors = {name: change(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, notes)
+    assert codec_of(lab).key == first.key
 
 
 def test_every_layer_is_bound_to_its_own_ranges(lab):
