@@ -2,8 +2,8 @@
 
 A person reads what happened, where, and the way out; with ``--json`` stdout carries
 ``{"error", "message", "hint"}`` and, for recipes that do not fit, the conflicts. Statuses: 2 a command line
-or recipe that cannot be used, 3 a model, 4 a request, 5 the run store or a full disk, 130 cancelled, 1
-anything else.
+or recipe that cannot be used, 3 a model, 4 a request, 5 the run store or a full disk, 6 kernels, 130
+cancelled, 1 anything else.
 """
 
 from __future__ import annotations
