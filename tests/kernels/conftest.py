@@ -107,6 +107,19 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         fresh = empty(*sizes, **options)
         if fresh.dtype in floats:
             return fresh.fill_(torch.nan)
+        if fresh.dtype.is_floating_point:  # FP8, whose NaN is all ones below the sign
+            fresh.view(torch.uint8).fill_(0x7F)
+            return fresh
         return fresh.fill_(-77) if fresh.dtype in (torch.int32, torch.int64) else fresh
 
     monkeypatch.setattr(torch, "empty", filled)
+
+
+@pytest.fixture
+def draw(generator: torch.Generator, device: str) -> Callable[..., torch.Tensor]:
+    """Normal numbers of a shape, bfloat16 unless another ``dtype`` is asked."""
+
+    def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype).to(device)
+
+    return drawn

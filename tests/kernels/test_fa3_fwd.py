@@ -28,20 +28,7 @@ def draw(generator: torch.Generator) -> Draw:
     return drawn
 
 
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh tensors hold NaN: a result that nobody wrote shows."""
-    real = torch.empty
-
-    def empty(*shape: Any, **options: Any) -> Tensor:
-        made = real(*shape, **options)
-        if made.dtype.is_floating_point:
-            (made.view(torch.uint8) if made.dtype.itemsize == 1 else made).fill_(
-                0x7F if made.dtype.itemsize == 1 else float("nan")
-            )
-        return made
-
-    monkeypatch.setattr(torch, "empty", empty)
+pytestmark = pytest.mark.usefixtures("poisoned")  # a result that nobody wrote shows
 
 
 def error(x: Tensor, of: Tensor) -> float:

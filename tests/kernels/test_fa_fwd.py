@@ -16,29 +16,7 @@ from workbench.spec.errors import UnsupportedInput
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 Draw = Callable[..., Tensor]
 
-
-@pytest.fixture
-def draw(generator: torch.Generator, device: str) -> Draw:
-    def drawn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-        return torch.randn(shape, generator=generator).to(dtype).to(device)
-
-    return drawn
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh tensors hold NaN: a result that nobody wrote shows."""
-    real = torch.empty
-
-    def empty(*shape: Any, **options: Any) -> Tensor:
-        made = real(*shape, **options)
-        if made.dtype.is_floating_point:
-            (made.view(torch.uint8) if made.dtype.itemsize == 1 else made).fill_(
-                0x7F if made.dtype.itemsize == 1 else float("nan")
-            )
-        return made
-
-    monkeypatch.setattr(torch, "empty", empty)
+pytestmark = pytest.mark.usefixtures("poisoned")  # a result that nobody wrote shows
 
 
 def error(x: Tensor, of: Tensor) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
 
 import pytest
 import torch
@@ -21,29 +20,7 @@ from workbench.spec.errors import UnsupportedInput
 
 Draw = Callable[..., Tensor]
 
-
-@pytest.fixture
-def draw(generator: torch.Generator, device: str) -> Draw:
-    def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return torch.randn(shape, generator=generator).to(dtype).to(device)
-
-    return drawn
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh tensors hold NaN: a result that nobody wrote shows."""
-    real = torch.empty
-
-    def empty(*shape: Any, **options: Any) -> Tensor:
-        made = real(*shape, **options)
-        if made.dtype.is_floating_point:
-            (made.view(torch.uint8) if made.dtype.itemsize == 1 else made).fill_(
-                0x7F if made.dtype.itemsize == 1 else float("nan")
-            )
-        return made
-
-    monkeypatch.setattr(torch, "empty", empty)
+pytestmark = pytest.mark.usefixtures("poisoned")  # a result that nobody wrote shows
 
 
 def moved(x: Fp8Blocks) -> Fp8Blocks:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from workbench.engine.pages import NULL_PAGE
+from workbench.spec.errors import InvariantError
 
 Digest = Callable[[bytes, tuple[int, ...]], bytes]
 
@@ -30,6 +31,9 @@ class Published(Protocol):
     """A page that an index can find: one page id per KV group; 0 where a windowed group has lost its own."""
 
     pages: tuple[int, ...]
+
+
+E = TypeVar("E", bound=Published)
 
 
 class Match(NamedTuple):
@@ -83,7 +87,43 @@ class Entry:
     pages: tuple[int, ...]
 
 
-class PrefixIndex:
+class PageNames(Generic[E]):
+    """Which published entry names a page: what every index keeps beside its own structure."""
+
+    def __init__(self) -> None:
+        self._by_page: dict[tuple[int, int], E] = {}
+
+    def _name(self, entry: E) -> None:
+        for group, page in enumerate(entry.pages):
+            self._by_page[group, page] = entry
+
+    def _unname(self, entry: E) -> None:
+        for group, page in enumerate(entry.pages):
+            self._by_page.pop((group, page), None)
+
+    def lose_page(self, group: int, page: int) -> None:
+        """The page of one group is gone; its entry and the pages of other groups stay."""
+        entry = self._by_page.pop((group, page), None)
+        if entry is not None:
+            entry.pages = (*entry.pages[:group], NULL_PAGE, *entry.pages[group + 1 :])
+
+    def restore(self, entry: E, group: int, page: int) -> bool:
+        """Give an entry a page of ``group`` again if it has lost its own; whether it had.
+
+        An entry that was dropped, though a sequence still holds it, gets none.
+        """
+        if entry.pages[group] != NULL_PAGE or page == NULL_PAGE or not self._knows(entry):
+            return False
+        entry.pages = (*entry.pages[:group], page, *entry.pages[group + 1 :])
+        self._by_page[group, page] = entry
+        return True
+
+    def _knows(self, entry: E) -> bool:
+        """Whether the entry can still be found."""
+        raise InvariantError(f"{type(self).__name__} does not say which entries it knows.")
+
+
+class PrefixIndex(PageNames[Entry]):
     """Finds the longest chain of published pages that starts a prompt."""
 
     longest_first = False
@@ -91,8 +131,8 @@ class PrefixIndex:
     def __init__(self, page_size: int, digest: Digest = chain_digest) -> None:
         self.page_size = page_size
         self._digest = digest
+        super().__init__()
         self._by_digest: dict[bytes, list[Entry]] = {}
-        self._by_page: dict[tuple[int, int], Entry] = {}
 
     def __len__(self) -> int:
         return sum(len(v) for v in self._by_digest.values())
@@ -123,8 +163,7 @@ class PrefixIndex:
         digest = self._digest(parent.digest if parent else namespace, tokens)
         entry = Entry(digest, tokens, parent, namespace, pages)
         self._by_digest.setdefault(digest, []).append(entry)
-        for group, page in enumerate(pages):
-            self._by_page[group, page] = entry
+        self._name(entry)
         return entry, True
 
     def drop_page(self, group: int, page: int) -> Entry | None:
@@ -132,39 +171,20 @@ class PrefixIndex:
         entry = self._by_page.get((group, page))
         if entry is None:
             return None
-        for g, p in enumerate(entry.pages):
-            self._by_page.pop((g, p), None)
+        self._unname(entry)
         bucket = self._by_digest[entry.digest]
         bucket.remove(entry)
         if not bucket:
             del self._by_digest[entry.digest]
         return entry
 
-    def lose_page(self, group: int, page: int) -> None:
-        """The page of one group is gone; its entry and the pages of other groups stay."""
-        entry = self._by_page.pop((group, page), None)
-        if entry is not None:
-            entry.pages = (*entry.pages[:group], NULL_PAGE, *entry.pages[group + 1 :])
-
-    def restore(self, entry: Entry, group: int, page: int) -> bool:
-        """Give an entry a page of ``group`` again if it has lost its own; whether it had.
-
-        An entry that was dropped, though a sequence still holds it, gets none.
-        """
-        if (
-            entry.pages[group] != NULL_PAGE
-            or page == NULL_PAGE
-            or not any(e is entry for e in self._by_digest.get(entry.digest, ()))
-        ):
-            return False
-        entry.pages = (*entry.pages[:group], page, *entry.pages[group + 1 :])
-        self._by_page[group, page] = entry
-        return True
-
     def clear(self) -> None:
         """Forget every entry; pages keep their references."""
         self._by_digest.clear()
         self._by_page.clear()
+
+    def _knows(self, entry: Entry) -> bool:
+        return any(e is entry for e in self._by_digest.get(entry.digest, ()))
 
     def _find(self, parent: Entry | None, tokens: tuple[int, ...], namespace: bytes) -> Entry | None:
         digest = self._digest(parent.digest if parent else namespace, tokens)

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from workbench.engine.pages import NULL_PAGE
-from workbench.engine.prefix import Match
+from workbench.engine.prefix import Match, PageNames
 
 
 @dataclass(eq=False, slots=True)
@@ -49,14 +48,14 @@ class Node:
         return self.start + len(self.label)
 
 
-class RadixIndex:
+class RadixIndex(PageNames[RadixPage]):
     """Finds the longest published beginning of a prompt, to the token."""
 
     def __init__(self, page_size: int, *, longest_first: bool = True) -> None:
+        super().__init__()
         self.page_size = page_size
         self.longest_first = longest_first
         self._roots: dict[bytes, Node] = {}
-        self._by_page: dict[tuple[int, int], RadixPage] = {}
 
     def __len__(self) -> int:
         return len(set(map(id, self._by_page.values())))
@@ -104,8 +103,7 @@ class RadixIndex:
             return known, known.pages == pages
         entry = RadixPage(tokens, parent, namespace, pages, number, node)
         node.pages[number] = entry
-        for group, page in enumerate(pages):
-            self._by_page[group, page] = entry
+        self._name(entry)
         return entry, True
 
     def drop_page(self, group: int, page: int) -> RadixPage | None:
@@ -113,8 +111,7 @@ class RadixIndex:
         entry = self._by_page.get((group, page))
         if entry is None or entry.node is None:
             return None
-        for g, p in enumerate(entry.pages):
-            self._by_page.pop((g, p), None)
+        self._unname(entry)
         node, entry.node = entry.node, None
         del node.pages[entry.number]
         self._prune(node)
@@ -123,22 +120,8 @@ class RadixIndex:
             del self._roots[entry.namespace]
         return entry
 
-    def lose_page(self, group: int, page: int) -> None:
-        """The page of one group is gone; its entry and the pages of other groups stay."""
-        entry = self._by_page.pop((group, page), None)
-        if entry is not None:
-            entry.pages = (*entry.pages[:group], NULL_PAGE, *entry.pages[group + 1 :])
-
-    def restore(self, entry: RadixPage, group: int, page: int) -> bool:
-        """Give an entry a page of ``group`` again if it has lost its own; whether it had.
-
-        An entry that was dropped, though a sequence still holds it, gets none.
-        """
-        if entry.pages[group] != NULL_PAGE or page == NULL_PAGE or not entry.node is not None:
-            return False
-        entry.pages = (*entry.pages[:group], page, *entry.pages[group + 1 :])
-        self._by_page[group, page] = entry
-        return True
+    def _knows(self, entry: RadixPage) -> bool:
+        return entry.node is not None
 
     def clear(self) -> None:
         """Forget every entry; pages keep their references."""
