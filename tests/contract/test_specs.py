@@ -143,6 +143,13 @@ def test_needs_are_provided_and_conflicts_name_others(id: str) -> None:
     assert all(remedy.rstrip().endswith(".") for remedy in spec.conflicts.values())
 
 
+@pytest.mark.parametrize("id", IDS)
+def test_points_of_its_curve_are_options_it_has(id: str) -> None:
+    technique = catalog.get(id)
+    points = [technique.configure(dict(Use.parse(f"{id}:{text}").options)) for text in technique.spec.sweep]
+    assert points and len(set(points)) == len(points)
+
+
 def test_options_without_metadata_are_refused() -> None:
     @dataclasses.dataclass(frozen=True)
     class Bare:

@@ -56,6 +56,7 @@ SPEC = TechniqueSpec(
     ),
     paper="https://arxiv.org/abs/2402.02750",
     claims_slot=("kv_format",),
+    sweep=("", "bits=2"),
     claims=(
         Claim(
             "2.6x less peak memory, weights included, and 2.35x to 3.47x throughput.",

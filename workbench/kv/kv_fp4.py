@@ -61,6 +61,7 @@ SPEC = TechniqueSpec(
     ),
     paper="https://arxiv.org/abs/2310.10537",
     claims_slot=("kv_format",),
+    sweep=("", "rotate=true", "affine=true", "affine=true,rotate=true", "scale=unit", "format=mxfp4"),
     claims=(
         Claim(
             "Less than 1% below BF16 and FP8 KV; up to 2x the context or batch of FP8.",

@@ -50,6 +50,7 @@ SPEC = TechniqueSpec(
     ),
     paper="https://arxiv.org/abs/2209.05433",
     claims_slot=("kv_format",),
+    sweep=("", "scale=head", "scale=layer", "scale=unit"),
     claims=(
         Claim(
             "KV in FP8 instead of 16 bits: GSM8K 55.2 against 56.8, MMLU 60.1 against 60.5.",

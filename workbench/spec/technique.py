@@ -54,6 +54,7 @@ class TechniqueSpec:
     ``provides``: capabilities it adds for others.
     ``conflicts``: ids it cannot share a plan with, each with one sentence of remedy.
     ``kv_layers``: KV layers a drafter keeps in the engine's pages.
+    ``sweep``: its points on a rate-distortion curve, each as options ``k=v,k=v`` ("": the defaults).
     ``extra``: the optional dependency group it needs (``""`` for none) and ``package`` its import name.
     """
 
@@ -72,6 +73,7 @@ class TechniqueSpec:
     backends: tuple[str, ...] = ("cpu", "cuda")
     claims: tuple[Claim, ...] = ()
     kv_layers: int = 0
+    sweep: tuple[str, ...] = ("",)
     extra: str = ""
     package: str = ""
 
