@@ -20,7 +20,7 @@ import workbench.engine.choose as choose
 from workbench.core.build import build_engine, build_kv, build_weights
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.engine.params import SamplingParams
-from workbench.engine.scheduler import Selection
+from workbench.engine.scheduler import Batch
 from workbench.models.decoder import Decoder
 from workbench.models.registry import open_source
 from workbench.spec.errors import ModelNotFound
@@ -177,7 +177,7 @@ def preempt_now_and_then(engine: Any) -> None:
         running = engine.scheduler.running
         if running and engine.steps and (engine.steps + 1).bit_count() == 1:
             victim = running[-1]
-            engine.scheduler.preempt(victim, Selection())
+            engine.scheduler.preempt(victim, Batch())
             engine.drafting.forget(victim)
             engine.forced += 1
         return step()

@@ -18,7 +18,7 @@ from workbench.core.room import require_pool
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
-from workbench.engine.scheduler import Scheduler
+from workbench.engine.scheduler import Boundary, Scheduler
 from workbench.engine.seams import AttentionOp, KVCodec, PageGeometry
 from workbench.engine.store import PageStore, pool_nbytes
 from workbench.engine.text import MakeStream
@@ -182,7 +182,7 @@ def build_engine(
         kv,
         max_sequences=plan.limits.max_sequences,
         max_batch_tokens=budget if budget is not None else plan.limits.max_batch_tokens,
-        boundary=_page_end(plan.page_size) if codec.grain == "page" else None,
+        boundaries=(_page_end(plan.page_size),) if codec.grain == "page" else (),
     )
     drafter = _bound(plan, "drafter", config)
     verify = None
@@ -237,5 +237,5 @@ def _bound(plan: Plan, seam: str, config: Any, ranges: KVRanges | None = None) -
     return None
 
 
-def _page_end(page_size: int) -> Any:
-    return lambda position: (position // page_size + 1) * page_size
+def _page_end(page_size: int) -> Boundary:
+    return lambda seq: page_size - seq.computed % page_size

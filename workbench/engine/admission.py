@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from workbench.engine.kv import KVCache
 from workbench.engine.sequence import Request
-from workbench.spec.errors import CapacityError, EmptyPrompt, PromptTooLong, UnknownToken
+from workbench.spec.errors import CapacityError, EmptyPrompt, PromptTooLong, RequestError, UnknownToken
 
 
 def token_budget(request: Request, kv: KVCache, *, context: int, vocab_size: int, max_sequences: int) -> int:
     """Output tokens a request may be given, or the error that says why it can never be served.
 
     Raises :class:`EmptyPrompt`, :class:`UnknownToken` (ids the model lacks), :class:`PromptTooLong` (no room
-    in the context), :class:`CapacityError` (more pages or samples than the engine has).
+    in the context), :class:`CapacityError` (more pages or samples than the engine has), :class:`RequestError`
+    (a context that is no part of the prompt).
     """
     prompt, params = request.prompt, request.params
     if not prompt:
@@ -21,6 +22,11 @@ def token_budget(request: Request, kv: KVCache, *, context: int, vocab_size: int
         raise UnknownToken(
             f"Token id {bad} of the prompt is not in the vocabulary of {vocab_size:,} tokens.",
             hint=f"Ids go from 0 to {vocab_size - 1}: encode the text with this model's tokenizer.",
+        )
+    if request.context is not None and not 0 < request.context <= len(prompt):
+        raise RequestError(
+            f"The context is said to be {request.context} tokens of a prompt of {len(prompt)}.",
+            hint="Give how many tokens of the prompt come before the question, at least one.",
         )
     room = context - len(prompt)
     if room < 0 or (room == 0 and params.max_tokens > 0):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from workbench.engine.scheduler import Selection
+from workbench.engine.scheduler import Batch
 from workbench.engine.seams import DraftContext, Drafter, DraftTree
 from workbench.engine.sequence import Sequence
 from workbench.spec.errors import InvariantError
@@ -27,12 +27,12 @@ class Drafting:
         """Most tokens ever drafted per sequence and step."""
         return self.drafter.max_draft if self.drafter is not None else 0
 
-    def propose(self, selection: Selection) -> dict[int, DraftTree]:
+    def propose(self, batch: Batch) -> dict[int, DraftTree]:
         """Drafts by sequence id. Raises :class:`InvariantError` when one is larger than its room."""
         if self.drafter is None:
             return {}
         contexts = []
-        for seq, room in zip(selection.decodes, selection.room, strict=True):
+        for seq, room in zip(batch.decodes, batch.room, strict=True):
             if room <= 0 or seq.siblings:
                 continue
             if seq.id not in self._known:

@@ -8,8 +8,10 @@ that cannot be served raises when it is added; other requests are not affected.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
+
+from torch import Tensor
 
 from workbench.engine.admission import token_budget
 from workbench.engine.choose import Chooser
@@ -18,14 +20,28 @@ from workbench.engine.commit import commit_tokens, flush_text
 from workbench.engine.drafting import Drafting
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
-from workbench.engine.scheduler import Scheduler, Selection
+from workbench.engine.scheduler import Batch, Scheduler
 from workbench.engine.seams import Drafter, DraftTree, SpanPlan, StepPlan, Verify
+from workbench.engine.selecting import Selecting
+from workbench.engine.selection import KVSelector
 from workbench.engine.sequence import Request, Sequence
 from workbench.engine.spans import plan_spans
 from workbench.engine.stops import StopMatcher
 from workbench.engine.text import MakeStream
 from workbench.spec.errors import DuplicateRequest, RequestError
 from workbench.spec.events import DraftRecord, FinishReason, RequestEvent, StepEvent, TokenInfo
+
+
+@dataclass
+class _Done:
+    """What one step has come to so far; ``rows`` counts the rows of spans that are dealt with."""
+
+    batch: Batch
+    drafts: Mapping[int, DraftTree]
+    events: list[RequestEvent] = field(default_factory=list)
+    records: list[DraftRecord] = field(default_factory=list)
+    queries: Mapping[int, Tensor] = field(default_factory=dict)
+    rows: int = 0
 
 
 class Engine:
@@ -45,6 +61,7 @@ class Engine:
         eos_ids: Collection[int] = (),
         drafter: Drafter | None = None,
         verify: Verify | None = None,
+        selector: KVSelector | None = None,
         make_stream: MakeStream | None = None,
         static_bytes: Mapping[str, int] | None = None,
         path: tuple[str, ...] = (),
@@ -56,6 +73,9 @@ class Engine:
         self.vocab_size = executor.decoder.config.vocab_size
         self.eos_ids = frozenset(eos_ids)
         self.drafting = Drafting(drafter)
+        self.selecting = Selecting(selector, kv, executor)
+        if selector is not None:
+            scheduler.boundaries += (self.selecting.left,)
         self.make_stream = make_stream
         self.static_bytes = dict(static_bytes or {})
         self.path = path
@@ -96,6 +116,8 @@ class Engine:
         samples = [self._sequence(request, i, budget) for i in range(request.params.n)]
         samples[0].siblings = samples[1:]
         self._requests[request.id] = samples
+        for seq in samples:
+            self.selecting.begin(seq)
         self.scheduler.add(samples[0])
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> list[RequestEvent]:
@@ -127,23 +149,23 @@ class Engine:
         """Run one iteration and return what happened."""
         clock = PhaseClock()
         self.steps += 1
-        selection = self.scheduler.select(self.drafting.max_draft)
+        batch = self.scheduler.select(self.drafting.max_draft)
         clock("schedule")
-        drafts = self.drafting.propose(selection)
+        drafts = self.drafting.propose(batch)
         clock("draft")
-        self.scheduler.secure(selection, drafts)
-        for seq in selection.preempted:
+        self.scheduler.secure(batch, drafts)
+        for seq in batch.preempted:
             self.drafting.forget(seq)
-        spans = plan_spans(selection, drafts)
+        spans = plan_spans(batch, drafts)
         clock("schedule")
-        events: list[RequestEvent] = []
-        records: list[DraftRecord] = []
+        done = _Done(batch, drafts)
         peak: dict[str, int] = {}
         if spans:
             plan = StepPlan(self.steps, tuple(span for _, span in spans))
             prepared = self.executor.prepare(plan)
             clock("prepare")
-            out = self.executor.forward(prepared)
+            out = self.executor.forward(prepared, queries=self.selecting.wants(spans))
+            done.queries = out.queries
             clock("forward")
             chosen = self._chooser.choose(
                 out.logits,
@@ -153,13 +175,17 @@ class Engine:
                 clock,
             )
             for (seq, span), choice in zip(spans, chosen, strict=True):
-                if isinstance(choice, RequestError):
-                    events.extend(self._fail(seq, choice))
-                elif seq.state == "running":
-                    self._commit(seq, span, drafts.get(seq.id), choice, events, records)
+                try:
+                    if isinstance(choice, RequestError):
+                        raise choice
+                    if seq.state == "running":
+                        self._commit(seq, span, choice, done)
+                except RequestError as err:
+                    done.events.extend(self._fail(seq, err))
+                done.rows += span.n_new
             peak = self._retire_ended()
             clock("commit")
-        return self._step_event(clock, selection, drafts, records, peak), events
+        return self._step_event(clock, done, peak), done.events
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -180,12 +206,14 @@ class Engine:
         self,
         seq: Sequence,
         span: SpanPlan,
-        tree: DraftTree | None,
         choice: list[tuple[TokenInfo, ...]],
-        events: list[RequestEvent],
-        records: list[DraftRecord],
+        done: _Done,
     ) -> None:
-        """Make one span's outcome final: KV, tokens, drafter, forks, retirement."""
+        """Make one span's outcome final: KV, tokens, selection, drafter, forks, retirement.
+
+        Raises :class:`RequestError` for what ends this request alone.
+        """
+        tree = done.drafts.get(seq.id)
         path = self._chooser.verdicts.get(seq.id)
         base = span.start + span.n_new - (len(tree.tokens) if tree else 0)
         accepted = path.path if path is not None else ()
@@ -194,10 +222,13 @@ class Engine:
         infos = choice[0] if choice else ()
         gained = commit_tokens(seq, infos, self.eos_ids)
         if not infos and seq.budget == 0 and span.start + span.n_new >= seq.prompt_len:
-            self._end_scoring(seq, events)
+            self._end_scoring(seq, done.events)
         self.kv.commit(seq, min(base + len(accepted), len(seq.tokens) - 1) if infos else base)
+        if seq.finish is None:
+            own = [*range(base - span.start), *(base - span.start + i for i in accepted)]
+            self._select(seq, span.start, [done.rows + i for i in own], done)
         if tree is not None and path is not None:
-            records.append(
+            done.records.append(
                 DraftRecord(
                     request_id=seq.request.id,
                     tokens=tree.tokens,
@@ -211,11 +242,17 @@ class Engine:
             )
         self.drafting.commit(seq, gained.infos)
         if infos and seq.siblings:
-            self._fork(seq, choice[1:], events)
+            self._fork(seq, choice[1:], done.events)
         if gained.kept or seq.finish:
-            events.append(self._event(seq, gained.infos, gained.text))
+            done.events.append(self._event(seq, gained.infos, gained.text))
         if seq.finish is not None:
             self._ended.append(seq)
+
+    def _select(self, seq: Sequence, start: int, rows: list[int], done: _Done) -> None:
+        """Let the KV selector act; a sequence that finds no pages for what is kept is computed again."""
+        if not self.selecting.commit(seq, start, rows, done.queries):
+            self.scheduler.preempt(seq, done.batch)
+            self.drafting.forget(seq)
 
     def _fail(self, seq: Sequence, error: RequestError) -> list[RequestEvent]:
         """End the whole request of a sequence that cannot go on; others are not affected."""
@@ -288,27 +325,27 @@ class Engine:
     def memory(self) -> dict[str, int]:
         """Bytes by category, from storages held; categories add up to what the engine holds."""
         kv = self.kv.nbytes(self.scheduler.running)
+        kv["kv_meta"] += self.selecting.nbytes(self.scheduler.running)
         return {**self.static_bytes, **kv, "draft": self.drafting.nbytes()}
 
     def _step_event(
         self,
         clock: PhaseClock,
-        selection: Selection,
-        drafts: Mapping[int, DraftTree],
-        records: list[DraftRecord],
+        done: _Done,
         peak: Mapping[str, int],
     ) -> StepEvent:
+        batch, drafts = done.batch, done.drafts
         pool = self.kv.pools[0]
-        prefill = sum(n for _, n in selection.prefills)
+        prefill = sum(n for _, n in batch.prefills)
         drafted = sum(len(t.tokens) for t in drafts.values())
         memory = self.memory()
         clock("emit")
         return StepEvent(
             step=self.steps,
             time=clock.start,
-            rows=prefill + len(selection.decodes) + drafted,
+            rows=prefill + len(batch.decodes) + drafted,
             prefill=prefill,
-            decode=len(selection.decodes),
+            decode=len(batch.decodes),
             draft=drafted,
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -317,8 +354,8 @@ class Engine:
             pages_cached=pool.cached,
             pages_free=pool.free - pool.cached,
             bytes=memory,
-            drafts=tuple(records),
-            preempted=tuple(s.request.id for s in selection.preempted),
+            drafts=tuple(done.records),
+            preempted=tuple(s.request.id for s in batch.preempted),
             path=self.path,
             peak=peak,
         )

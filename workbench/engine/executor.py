@@ -5,6 +5,7 @@ Index work is done once per KV group and step; the layers then only write K/V an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +14,22 @@ from torch import Tensor
 
 from workbench.engine.seams import AttentionOp, AttentionShape, AttentionSpan, StepPlan
 from workbench.engine.store import PageStore, ReadPlan
+from workbench.models.config import KVGroup
 from workbench.models.decoder import Decoder
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Logits [R, V] and ``hidden`` [R, H] of the rows asked for; ``offsets[i]`` is span ``i``'s first."""
+    """Logits [R, V] and ``hidden`` [R, H] of the rows asked for; ``offsets[i]`` is span ``i``'s first.
+
+    ``queries``: by layer the queries [T, Hq, D] (rotated, scaled) of all rows, if they were asked for.
+    """
 
     logits: Tensor
     offsets: tuple[int, ...]
     hidden: Tensor
     captured: dict[int, Tensor]
+    queries: dict[int, Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,30 +44,56 @@ class Prepared:
     wheres: list[Tensor]
 
 
-class Executor:
-    """One model, its page stores (one per KV group) and an attention op."""
+@dataclass(frozen=True)
+class Part:
+    """Where some KV heads of a layer live: KV group, layer within it, its KV heads and their query heads."""
 
-    def __init__(self, decoder: Decoder, stores: list[PageStore], op: AttentionOp) -> None:
+    group: int
+    local: int
+    heads: slice
+    queries: slice
+
+
+class Executor:
+    """One model, its page stores (one per KV group) and an attention op.
+
+    ``groups`` are the KV groups behind the stores; by default those of the model. Several groups may share a
+    layer when each holds some of its KV heads, in order.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        stores: list[PageStore],
+        op: AttentionOp,
+        groups: Sequence[KVGroup] | None = None,
+    ) -> None:
         config = decoder.config
+        groups = config.kv_groups if groups is None else tuple(groups)
+        per_kv = config.num_heads // config.num_kv_heads
+        sides = [group.heads or (0, config.num_kv_heads) for group in groups]
         self.decoder = decoder
         self.stores = stores
         self.op = op
+        self.groups = groups
         self.device = stores[0].geometry.device
         self._page_size = stores[0].geometry.page_size
         self._shapes = [
             AttentionShape(
-                heads=config.num_heads,
-                kv_heads=config.num_kv_heads,
+                heads=(end - first) * per_kv,
+                kv_heads=end - first,
                 head_dim=config.head_dim,
                 page_size=self._page_size,
                 window=group.window,
                 soft_cap=config.attn_softcap,
             )
-            for group in config.kv_groups
+            for group, (first, end) in zip(groups, sides, strict=True)
         ]
-        self._home = {
-            layer: (g, i) for g, kv in enumerate(config.kv_groups) for i, layer in enumerate(kv.layers)
-        }
+        self.parts: dict[int, list[Part]] = {}
+        for g, (group, (first, end)) in enumerate(zip(groups, sides, strict=True)):
+            for local, layer in enumerate(group.layers):
+                heads, queries = slice(first, end), slice(first * per_kv, end * per_kv)
+                self.parts.setdefault(layer, []).append(Part(g, local, heads, queries))
         self._plans: list[Any] = [None] * len(stores)
 
     def prepare(self, plan: StepPlan) -> Prepared:
@@ -87,22 +119,31 @@ class Executor:
             wheres=wheres,
         )
 
-    def forward(self, step: Prepared, capture: tuple[int, ...] = ()) -> StepOutput:
+    def forward(self, step: Prepared, capture: tuple[int, ...] = (), *, queries: bool = False) -> StepOutput:
         """Run the model over a prepared step: writes K/V, attends, returns the logits asked for."""
-        stores, plans, op, home = self.stores, self._plans, self.op, self._home
+        stores, plans, op, home = self.stores, self._plans, self.op, self.parts
         reads, wheres = step.reads, step.wheres
+        asked: dict[int, Tensor] = {}
+
+        def part(at: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            store = stores[at.group]
+            store.write(at.local, wheres[at.group], k, v)
+            keys, values = store.read(at.local, reads[at.group])
+            return op.run(plans[at.group], q, keys, values)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            group, local = home[layer]
-            store = stores[group]
-            store.write(local, wheres[group], k, v)
-            keys, values = store.read(local, reads[group])
-            return op.run(plans[group], q, keys, values)
+            if queries:
+                asked[layer] = q
+            parts = home[layer]
+            if len(parts) == 1:
+                return part(parts[0], q, k, v)
+            outs = [part(p, q[:, p.queries], k[:, p.heads], v[:, p.heads]) for p in parts]
+            return torch.cat(outs, 1)
 
         out = self.decoder.forward(step.ids, step.positions, attend, logits_rows=step.rows, capture=capture)
         if self.device.type == "cuda":  # its time belongs to this phase
             torch.cuda.synchronize(self.device)
-        return StepOutput(out.logits, step.offsets, out.hidden, dict(out.captured))
+        return StepOutput(out.logits, step.offsets, out.hidden, dict(out.captured), asked)
 
     def _begin(self, plan: StepPlan, positions: Tensor) -> tuple[list[ReadPlan], list[Tensor]]:
         """Slots to write, pages to read and the attention plan of every KV group."""
@@ -113,15 +154,15 @@ class Executor:
             spans: list[AttentionSpan] = []
             tables: list[tuple[int, ...]] = []
             for s in plan.spans:
-                table = s.tables[g]
-                last = s.start + s.n_new
-                slots.extend(table[i // size] * size + i % size for i in range(s.start, last))
+                table, used = s.tables[g], s.used(g)
+                last = used + s.n_new
+                slots.extend(table[i // size] * size + i % size for i in range(used, last))
                 tables.append(table[: -(-last // size)])
             read = store.plan_read(list(dict.fromkeys(p for t in tables for p in t)))
             for s, table in zip(plan.spans, tables, strict=True):
                 if read.compact is not None:
                     table = tuple(read.compact[p] for p in table)
-                spans.append(AttentionSpan(s.n_new, s.start, table, s.positions, s.parents))
+                spans.append(AttentionSpan(s.n_new, s.used(g), table, s.positions, s.parents))
             reads.append(read)
             wheres.append(store.begin(torch.tensor(slots, device=self.device), positions))
             self._plans[g] = self.op.prepare(spans, self._shapes[g], self._plans[g])

@@ -7,10 +7,13 @@ final in :meth:`commit`: only then are full pages encoded and published.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 import torch
+from torch import Tensor
 
+from workbench.engine.compaction import Rows, gather_rows, put_rows
 from workbench.engine.kv_bytes import kv_bytes
 from workbench.engine.pages import NULL_PAGE, PagePool
 from workbench.engine.prefix import Index, Match
@@ -60,7 +63,10 @@ class KVCache:
         """What the index has of a sequence, at least one token left out: its logits must be computed."""
         if self.index is None or seq.params.prompt_logprobs is not None:
             return Match([])
-        return self.windows.whole(self.index.match(seq.tokens, self._namespace(seq), len(seq.tokens) - 1))
+        limit = len(seq.tokens) - 1
+        if seq.shareable is not None:
+            limit = min(limit, seq.shareable)
+        return self.windows.whole(self.index.match(seq.tokens, self._namespace(seq), limit))
 
     def admit(self, seq: Sequence, slots: int) -> bool:
         """Give a sequence pages for ``slots`` slots, reusing cached ones; False if it must wait.
@@ -75,7 +81,8 @@ class KVCache:
         shared = [[NULL_PAGE] * n + [e.pages[g] for e in held[n:]] for g, n in enumerate(seen)]
         for pool, pages in zip(self.pools, shared, strict=True):
             pool.share(pages)
-        fresh = self._allocate(self.pages_for(slots) - len(full), contiguous=bool(self.reserve))
+        count = [self.pages_for(slots) - len(full)] * len(self.pools)
+        fresh = self._allocate(count, contiguous=bool(self.reserve))
         if fresh is None:
             for pool, pages in zip(self.pools, shared, strict=True):
                 pool.release(pages)
@@ -93,44 +100,52 @@ class KVCache:
         return True
 
     def extend(self, seq: Sequence, slots: int) -> bool:
-        """Make room for ``slots`` slots in all, and make the slots from ``computed`` on writable.
+        """Make room for ``slots`` tokens in all, and make the slots behind ``computed`` writable.
 
         A page that is shared and about to be written is copied first (copy-on-write).
         """
-        need = self.pages_for(slots) - len(seq.tables[0])
-        first = seq.computed // self.page_size
-        last = -(-slots // self.page_size)
-        shared = [
-            i for i in range(first, min(last, len(seq.tables[0]))) if self.pools[0].refs[seq.tables[0][i]] > 1
-        ]
-        if need <= 0 and not shared:
+        need: list[int] = []
+        shared: list[list[int]] = []
+        for g, (table, pool) in enumerate(zip(seq.tables, self.pools, strict=True)):
+            used = seq.used(g)
+            wanted = slots - seq.computed + used
+            first, last = used // self.page_size, -(-wanted // self.page_size)
+            shared.append([i for i in range(first, min(last, len(table))) if pool.refs[table[i]] > 1])
+            need.append(max(self.pages_for(wanted) - len(table), 0) + len(shared[-1]))
+        if not any(need):
             return True
-        fresh = self._allocate(max(need, 0) + len(shared))
+        fresh = self._allocate(need)
         if fresh is None:
             return False
-        for table, pages, pool, store in zip(seq.tables, fresh, self.pools, self.stores, strict=True):
-            for i in shared:
+        for table, pages, pool, store, copied in zip(
+            seq.tables, fresh, self.pools, self.stores, shared, strict=True
+        ):
+            for i in copied:
                 page = pages.pop()
                 store.copy(table[i], page)
                 pool.release([table[i]])
                 table[i] = page
             table.extend(pages)
-        self.copies += len(shared)
+        self.copies += len(shared[0])
         return True
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         """Share the parent's pages with ``child`` (contiguous caches are copied); False if it must wait."""
+        if not parent.tables:
+            return False
         child.chain, child.computed, child.cached_tokens = (
             list(parent.chain),
             parent.computed,
             parent.computed,
         )
+        child.dropped, child.shift, child.kept = list(parent.dropped), parent.shift, dict(parent.kept)
+        child.selection = parent.selection.fork() if parent.selection is not None else None
         if not self.reserve:
             for pool, table in zip(self.pools, parent.tables, strict=True):
                 pool.share(table)
             child.tables = [list(t) for t in parent.tables]
             return True
-        fresh = self._allocate(len(parent.tables[0]), contiguous=True)
+        fresh = self._allocate([len(t) for t in parent.tables], contiguous=True)
         if fresh is None:
             return False
         used = -(-parent.computed // self.page_size)
@@ -144,13 +159,12 @@ class KVCache:
 
     def commit(self, seq: Sequence, computed: int) -> None:
         """The KV of the first ``computed`` tokens is final: encode and publish the pages that became full."""
-        first, last = seq.computed // self.page_size, computed // self.page_size
+        before = [seq.used(g) // self.page_size for g in range(len(self.stores))]
         seq.computed = computed
-        if last > first:
-            for store, table in zip(self.stores, seq.tables, strict=True):
-                store.fill(table[first:last])
-            if self.index is not None:
-                self._publish(self.index, seq, last)
+        for g, (store, table, first) in enumerate(zip(self.stores, seq.tables, before, strict=True)):
+            store.fill(table[first : seq.used(g) // self.page_size])
+        if self.index is not None and not seq.dropped and computed // self.page_size > before[0]:
+            self._publish(self.index, seq, computed // self.page_size)
         self._drop_behind_windows(seq)
 
     def _publish(self, index: Index, seq: Sequence, last: int) -> None:
@@ -179,8 +193,42 @@ class KVCache:
 
     def move(self, seq: Sequence, source: Seq[int], target: Seq[int]) -> None:
         """Move rows at slot indices ``source`` of the sequence to ``target``: compacts an accepted path."""
-        for store, table in zip(self.stores, seq.tables, strict=True):
-            store.move(self._slots(table, source), self._slots(table, target))
+        for g, (store, table) in enumerate(zip(self.stores, seq.tables, strict=True)):
+            gone = seq.computed - seq.used(g)
+            store.move(
+                self._slots(table, [i - gone for i in source]), self._slots(table, [i - gone for i in target])
+            )
+
+    def compact(
+        self, seq: Sequence, keep: Mapping[int, Tensor], turn: Callable[[Rows, Tensor], None] | None = None
+    ) -> bool:
+        """Keep the slots ``keep[g]`` (int64 [layers, heads, k], ascending) of KV groups, in private pages.
+
+        ``turn(rows, keep)`` may change rows on their way. False when shared pages leave no room for them: the
+        sequence has then lost its pages, as after :meth:`release`.
+        """
+        moved: dict[int, tuple[Rows, Tensor]] = {}
+        counts = [0] * len(self.pools)
+        for g, slots in keep.items():
+            moved[g] = gather_rows(self.stores[g], seq.tables[g][: self.pages_for(seq.used(g))], slots)
+            if turn is not None:
+                turn(moved[g][0], slots)
+            counts[g] = self.pages_for(slots.shape[-1])
+        for g in keep:
+            self.pools[g].release(seq.tables[g])
+            self.stores[g].release([p for p in seq.tables[g] if self.pools[g].refs[p] == 0])
+            seq.tables[g] = []
+        fresh = self._allocate(counts)
+        if fresh is None:
+            self.release(seq)
+            return False
+        dropped = list(seq.dropped or [0] * len(self.pools))
+        for g, slots in keep.items():
+            put_rows(self.stores[g], fresh[g], *moved[g])
+            seq.tables[g] = fresh[g]
+            dropped[g] += seq.used(g) - slots.shape[-1]
+        seq.dropped = dropped
+        return True
 
     def release(self, seq: Sequence) -> None:
         """The sequence ends, is aborted or preempted: drop its references."""
@@ -188,6 +236,7 @@ class KVCache:
             pool.release(table)
             store.release([p for p in table if p != NULL_PAGE and pool.refs[p] == 0])
         seq.tables, seq.chain, seq.computed = [], [], 0
+        seq.dropped, seq.shift, seq.kept, seq.selection = [], 0, {}, None
 
     def forget_prefixes(self) -> None:
         """Drop every cached page, for a benchmark that must start cold."""
@@ -209,10 +258,10 @@ class KVCache:
 
     # -- inside ---------------------------------------------------------------------------------------------
 
-    def _allocate(self, n: int, *, contiguous: bool = False) -> list[list[int]] | None:
-        """``n`` fresh zeroed pages in every group, or None and nothing changed."""
+    def _allocate(self, counts: Seq[int], *, contiguous: bool = False) -> list[list[int]] | None:
+        """So many fresh zeroed pages of each group, or None and nothing changed."""
         taken: list[list[int]] = []
-        for pool in self.pools:
+        for pool, n in zip(self.pools, counts, strict=True):
             pages = pool.allocate_run(n) if contiguous and n else pool.allocate(n)
             if pages is None:
                 for other, given in zip(self.pools, taken, strict=False):

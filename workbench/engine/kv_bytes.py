@@ -51,7 +51,7 @@ def _filled(running: Seq[Sequence], group: int, size: int) -> dict[int, int]:
         if not seq.tables:
             continue
         table = seq.tables[group]
-        full, rest = divmod(seq.computed, size)
+        full, rest = divmod(seq.used(group), size)
         for i, page in enumerate(table):
             if page == NULL_PAGE:
                 continue

@@ -10,7 +10,7 @@ The rules, in order:
 3. A sequence is admitted only when pages for all its known tokens are free, so a prefill never
    starves half-way. Decodes that run out of pages preempt the youngest sequence, which is recomputed
    later; the oldest is never preempted, so every sequence finishes.
-Blocks are cut at codec boundaries (law 3).
+Blocks are cut where what a position sees changes: at pages that are coded whole, at selections (law 3).
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from workbench.engine.kv import KVCache
 from workbench.engine.seams import DraftTree
 from workbench.engine.sequence import Sequence
+
+Boundary = Callable[[Sequence], int]
+"""How many tokens a sequence may be given until the next place where its blocks are cut, at least one."""
 
 PATIENCE = 16
 """How often a waiting request may be overtaken by later ones with more of their prompt cached."""
@@ -31,7 +35,7 @@ WINDOW = 64
 
 
 @dataclass
-class Selection:
+class Batch:
     """Sequences of a step with their token counts; ``room``: draft tokens each decode may add."""
 
     decodes: list[Sequence] = field(default_factory=list)
@@ -49,12 +53,12 @@ class Scheduler:
         *,
         max_sequences: int,
         max_batch_tokens: int = 0,
-        boundary: Callable[[int], int] | None = None,
+        boundaries: Seq[Boundary] = (),
     ) -> None:
         self.kv = kv
         self.max_sequences = max_sequences
         self.budget = max_batch_tokens
-        self.boundary = boundary
+        self.boundaries = tuple(boundaries)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -62,16 +66,16 @@ class Scheduler:
         """Queue a new sequence behind all others."""
         self.waiting.append(seq)
 
-    def select(self, draft_room: int) -> Selection:
+    def select(self, draft_room: int) -> Batch:
         """Choose the step's sequences; :meth:`secure` finds pages for them, once drafts are known."""
-        out = Selection()
+        out = Batch()
         left = self.budget or 1 << 60
         decodes = [s for s in self.running if s.pending == 1]
         out.decodes = decodes[:left]
         left -= len(out.decodes)
         for i, seq in enumerate(out.decodes):
             share = left // (len(out.decodes) - i)
-            room = min(draft_room, share, seq.left - 1, self._until_boundary(seq.computed) - 1)
+            room = min(draft_room, share, seq.left - 1, self.until_boundary(seq) - 1)
             out.room.append(max(room, 0) if seq.n_generated else 0)
             left -= out.room[-1]
         for seq in [s for s in self.running if s.pending > 1]:
@@ -92,12 +96,12 @@ class Scheduler:
             left -= self._prefill(seq, left, out)
         return out
 
-    def secure(self, selection: Selection, drafts: dict[int, DraftTree]) -> None:
+    def secure(self, batch: Batch, drafts: dict[int, DraftTree]) -> None:
         """Make the slots of every selected sequence writable.
 
         A sequence that finds no pages first gives up its draft; then the youngest is preempted.
         """
-        wanted = [(s, 1) for s in selection.decodes] + selection.prefills
+        wanted = [(s, 1) for s in batch.decodes] + batch.prefills
         for seq, n in sorted(wanted, key=lambda item: item[0].id):
             while seq.state == "running":
                 draft = drafts.get(seq.id)
@@ -106,21 +110,21 @@ class Scheduler:
                 if draft is not None:
                     del drafts[seq.id]
                 else:
-                    self.preempt(self.running[-1], selection)
-                    drafts.pop(selection.preempted[-1].id, None)
+                    self.preempt(self.running[-1], batch)
+                    drafts.pop(batch.preempted[-1].id, None)
 
-    def preempt(self, seq: Sequence, selection: Selection) -> None:
+    def preempt(self, seq: Sequence, batch: Batch) -> None:
         """Free a sequence's pages and put it at the head of the queue; its tokens are kept and recomputed."""
         self.running.remove(seq)
         self.kv.release(seq)
         seq.state = "waiting"
         seq.preemptions += 1
         self.waiting.appendleft(seq)
-        selection.preempted.append(seq)
-        if seq in selection.decodes:
-            i = selection.decodes.index(seq)
-            del selection.decodes[i], selection.room[i]
-        selection.prefills = [(s, n) for s, n in selection.prefills if s is not seq]
+        batch.preempted.append(seq)
+        if seq in batch.decodes:
+            i = batch.decodes.index(seq)
+            del batch.decodes[i], batch.room[i]
+        batch.prefills = [(s, n) for s, n in batch.prefills if s is not seq]
 
     def remove(self, seq: Sequence) -> None:
         """Take a finished or aborted sequence out, wherever it is; its pages come back."""
@@ -151,8 +155,8 @@ class Scheduler:
         """Sequences that run, and those that will once the prompt they share is computed."""
         return sum(1 + len(s.siblings) for s in self.running)
 
-    def _prefill(self, seq: Sequence, left: int, out: Selection) -> int:
-        n = min(seq.pending, left, self._until_boundary(seq.computed))
+    def _prefill(self, seq: Sequence, left: int, out: Batch) -> int:
+        n = min(seq.pending, left, self.until_boundary(seq))
         if n <= 0:
             return 0
         if seq.pending == 1:  # a resumed decode, or a prompt of which all but one token was cached
@@ -162,8 +166,9 @@ class Scheduler:
             out.prefills.append((seq, n))
         return n
 
-    def _until_boundary(self, position: int) -> int:
-        return self.boundary(position) - position if self.boundary is not None else 1 << 60
+    def until_boundary(self, seq: Sequence) -> int:
+        """Tokens that a block of the sequence may have now."""
+        return min((b(seq) for b in self.boundaries), default=1 << 60)
 
 
 def _arrival(seq: Sequence) -> int:

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
-from workbench.engine.seams import SpanPlan, StepPlan
+from workbench.engine.seams import StepPlan
 from workbench.engine.sequence import Request, Sequence
+from workbench.engine.spans import prefill_span
 from workbench.spec.errors import CapacityError, RequestError
 
+_ENLARGE = "Enlarge the KV pool (kv_pool_tokens) or score fewer tokens."
 PREFILL = 512  # rows of a context block, so that a caller can stop between two
 
 
@@ -74,12 +76,14 @@ def _steps(
             hint="Give at least one token of context and one to score.",
         )
     kv = engine.kv
-    request = Request("score", tuple(ids), SamplingParams(max_tokens=0, prompt_logprobs=0), salt="score")
+    # What is scored follows the context as a question would: a KV selector acts between them.
+    context = tuple(ids[: start - 1])
+    request = Request("score", context, SamplingParams(max_tokens=0, prompt_logprobs=0), salt="score")
     seq = Sequence(id=0, request=request, sample=0, tokens=list(ids), budget=0)
     if not kv.admit(seq, len(ids)):
         raise CapacityError(
             f"Scoring {len(ids)} tokens needs {kv.pages_for(len(ids))} free pages of {kv.page_size}.",
-            hint="Enlarge the KV pool (kv_pool_tokens) or score fewer tokens.",
+            hint=_ENLARGE,
         )
     try:
         if fill is not None:
@@ -95,19 +99,13 @@ def _block(engine: Engine, seq: Sequence, first: int, chunk: int) -> Scored:
     """One forward: a block of context rows, or a chunk of rows whose logits are wanted."""
     begin, scoring = seq.computed, seq.computed >= first
     n = min(chunk, len(seq.tokens) - 1 - begin) if scoring else min(PREFILL, first - begin)
-    if engine.scheduler.boundary is not None:
-        n = min(n, engine.scheduler.boundary(begin) - begin)
+    n = min(n, engine.scheduler.until_boundary(seq))
     engine.kv.extend(seq, begin + n)
-    span = SpanPlan(
-        seq.id,
-        tuple(seq.tokens[begin : begin + n]),
-        tuple(range(begin, begin + n)),
-        begin,
-        tuple(tuple(t) for t in seq.tables),
-        n if scoring else 0,
-        None,
-    )
-    executor = engine.executor
-    out = executor.forward(executor.prepare(StepPlan(0, (span,))))
+    span = prefill_span(seq, n, n if scoring else 0)
+    executor, selecting = engine.executor, engine.selecting
+    prepared = executor.prepare(StepPlan(0, (span,)))
+    out = executor.forward(prepared, queries=selecting.wants([(seq, span)]))
     engine.kv.commit(seq, begin + n)
+    if not selecting.commit(seq, begin, range(n), out.queries):
+        raise CapacityError("The pool has no pages for what the KV selector keeps.", hint=_ENLARGE)
     return Scored(begin, n, out.logits if scoring else None, seq)

@@ -27,8 +27,9 @@ CPU = torch.device("cpu")
 class SpanPlan:
     """One sequence's share of a step.
 
-    ``start`` slots are committed before it; new token ``i`` goes to slot index ``start + i`` of the
-    sequence, at absolute position ``positions[i]``. ``parents`` is None for a chain, else the draft
+    ``start`` tokens are committed before it, in as many slots unless a selector dropped some: then ``slots``
+    says how many of each KV group are in use. New token ``i`` goes to the ``i``-th slot behind them, at
+    absolute position ``positions[i]``. ``parents`` is None for a chain, else the draft
     tree: ``parents[i]`` is the row (in this span) whose KV row ``i`` also sees, -1 for the root.
     ``tables`` holds the sequence's page ids, one tuple per KV group.
     ``logits`` is how many of the last rows need logits.
@@ -41,11 +42,16 @@ class SpanPlan:
     tables: tuple[tuple[int, ...], ...]
     logits: int
     parents: tuple[int, ...] | None = None
+    slots: tuple[int, ...] | None = None
 
     @property
     def n_new(self) -> int:
         """Tokens this span adds."""
         return len(self.tokens)
+
+    def used(self, group: int) -> int:
+        """Committed slots of a KV group."""
+        return self.slots[group] if self.slots is not None else self.start
 
 
 @dataclass(frozen=True)
@@ -79,10 +85,12 @@ class PageGeometry:
 
 @dataclass(frozen=True)
 class PlaneSpec:
-    """One tensor of a page: the pool holds it as ``[layers, pages, *shape]``.
+    """One tensor of a page: the pool holds it as ``[layers, pages, *shape]``, of the layers that own it.
 
     ``axes`` names each axis of ``shape`` (``head``, ``slot``, ``dim``, ``group``, ``byte``);
     ``category`` is the memory category it counts under.
+    ``owner`` is the model layer whose plane of that name is read instead of one of the layer's own; it comes
+    before the layer and lies in the same KV group. None: the layer has its own.
     """
 
     name: str
@@ -90,6 +98,7 @@ class PlaneSpec:
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     category: Literal["kv_payload", "kv_meta"] = "kv_payload"
+    owner: int | None = None
 
 
 class KVCodec(Protocol):
@@ -137,7 +146,11 @@ class KVCodec(Protocol):
         ...
 
     def planes(self, geometry: PageGeometry) -> tuple[PlaneSpec, ...]:
-        """The planes of a page; raises :class:`OptionError` when the geometry cannot be encoded."""
+        """The planes of a page of one layer; raises :class:`OptionError` when it cannot be encoded.
+
+        Layers (:meth:`at`) may differ: a name means one dtype and shape, but not every layer needs to have
+        it. Before it is bound to a layer, a codec answers for the layer that needs most.
+        """
         ...
 
     def page_sizes(self, head_dim: int) -> tuple[int, ...] | None:

@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torch import Tensor
+
 from workbench.engine.params import SamplingParams
 from workbench.engine.prefix import Published
 from workbench.engine.seams import LogitsMask
+from workbench.engine.selection import Selection
 from workbench.engine.stops import StopMatcher
 from workbench.engine.text import TextStream
 from workbench.spec.events import FinishReason, TokenInfo
@@ -22,7 +25,8 @@ from workbench.spec.events import FinishReason, TokenInfo
 class Request:
     """What was asked: ids, sampling, and an optional mask of allowed tokens.
 
-    ``salt`` separates prefix-cache entries of callers who must not share them.
+    ``salt`` separates prefix-cache entries of callers who must not share them. ``context``: how many tokens
+    of the prompt come before the question, for KV selection that must not see it; None: not told.
     """
 
     id: str
@@ -30,6 +34,7 @@ class Request:
     params: SamplingParams
     mask: LogitsMask | None = None
     salt: str = ""
+    context: int | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -45,6 +50,11 @@ class Sequence:
     cached_tokens: int = 0
     tables: list[list[int]] = field(default_factory=list)  # page ids per KV group
     chain: list[Published] = field(default_factory=list)  # published prefix entries, one per full page
+    shareable: int | None = None  # tokens that a prefix index may give at most; None: no limit
+    selection: Selection | None = None  # what a KV selector knows of it
+    dropped: list[int] = field(default_factory=list)  # tokens a selector dropped, per KV group
+    shift: int = 0  # how far positions moved back behind them
+    kept: dict[int, list[Tensor]] = field(default_factory=dict)  # layer: int32 tokens kept, per KV head
     state: Literal["waiting", "running", "finished"] = "waiting"
     finish: FinishReason | None = None
     stream: TextStream | None = None
@@ -65,6 +75,10 @@ class Sequence:
     def prompt_len(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt)
+
+    def used(self, group: int) -> int:
+        """Slots of a KV group that hold its tokens: all computed ones but those a selector dropped."""
+        return self.computed - self.dropped[group] if self.dropped else self.computed
 
     @property
     def pending(self) -> int:

@@ -51,7 +51,7 @@ def page_snapshot(engine: Engine) -> PageSnapshot:
     groups = []
     for g, (pool, store) in enumerate(zip(kv.pools, kv.stores, strict=True)):
         sequences = tuple(
-            SequencePages(s.request.id, s.sample, s.computed, tuple(s.tables[g])) for s in running if s.tables
+            SequencePages(s.request.id, s.sample, s.used(g), tuple(s.tables[g])) for s in running if s.tables
         )
         held = sorted({p for s in sequences for p in s.pages if p})
         groups.append(

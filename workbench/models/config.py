@@ -24,10 +24,14 @@ MAX_LAYERS = 4096
 
 @dataclass(frozen=True)
 class KVGroup:
-    """Layers whose tokens are visible alike: ``window`` tokens including the query's own, or all."""
+    """Layers whose tokens are visible alike: ``window`` tokens including the query's own, or all.
+
+    ``heads``: the KV heads ``first`` to ``end - 1`` that it holds; None: all of them.
+    """
 
     layers: tuple[int, ...]
     window: int | None
+    heads: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -130,3 +130,14 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     on the rows beside it.
     """
     return (x.roll(x.shape[-1] // 2, -1) * sin).add_(x * cos)
+
+
+def turn(x: Tensor, by: Tensor, frequencies: Tensor) -> Tensor:
+    """Rotate ``x`` [..., D], which already carries its position, ``by`` further positions (int64 [...]).
+
+    Negative numbers turn back. Computed in float64 and rounded once to ``x``'s dtype.
+    """
+    angles = by.to(x.device)[..., None] * frequencies.to(x.device)
+    first, second = x.double().chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
