@@ -9,24 +9,28 @@ Ratios are to 16-bit KV: of the coded rows (*codec ratio*), and of all rows with
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from workbench.core.build import kv_codec, standalone_engine
+from workbench.core.build import standalone_engine, weights_key
+from workbench.core.kv_methods import Method, checked, prepare
+from workbench.core.kv_points import Points, point_key, window_part
+from workbench.core.kv_prepared import Prepared, prepared
+from workbench.core.kv_result import MethodResult, WindowResult
+from workbench.core.kv_storage_methods import STORAGE, Bench
 from workbench.core.quality import held_out_text, quality_plans
-from workbench.core.quality_scores import WindowScores, quality_metrics
+from workbench.core.quality_scores import WindowScores
 from workbench.core.quality_windows import QualitySettings, Window, cut
 from workbench.engine.engine import Engine
 from workbench.engine.score import score
 from workbench.engine.sequence import Sequence as EngineSequence
-from workbench.kv.cached import CachedRows, Reconstructed, RoundTrip, page_format
+from workbench.kv.cached import CachedRows, RoundTrip
 from workbench.spec.errors import RequestError
+from workbench.spec.plan import Plan
 from workbench.spec.recipe import Recipe
-from workbench.spec.run import Metric
 
 if TYPE_CHECKING:
     from workbench.core.jobs import Job
@@ -37,117 +41,127 @@ Tell = Callable[[float, float, str], None]
 
 def submit_p1(
     session: Session,
-    methods: Mapping[str, RoundTrip | Recipe],
+    methods: Mapping[str, Method],
     *,
     text: str | Path | None = None,
     ids: Sequence[int] | None = None,
     settings: QualitySettings | None = None,
+    points: Points | None = None,
 ) -> Job:
     """Queue the measurement of several methods; the job's result is a :class:`MethodResult` by name.
 
-    A recipe stands for its KV format; ``text`` and ``ids`` are those of ``submit_quality``. Raises
-    :class:`PlanError` or :class:`RequestError` at once for what cannot be used.
+    A recipe is a KV format, a codec for storage, or that behind the other
+    (:func:`workbench.core.kv_methods.method`); ``text`` and ``ids`` are those of ``submit_quality``. What
+    ``points`` has is not measured again, and what is measured is kept there. Raises :class:`PlanError`,
+    :class:`RecipeError` or :class:`RequestError` at once for what cannot be used.
     """
     settings = settings or QualitySettings(greedy=0)
     windows = cut(ids if ids is not None else session.tokenizer.encode(held_out_text(text)), settings)
-    plans = {
-        name: quality_plans(session.plan, method, session.facts, settings)[0]
-        for name, method in methods.items()
-        if isinstance(method, Recipe)
-    }
-    _, plain = quality_plans(session.plan, Recipe(), session.facts, settings)
+
+    def plan_of(recipe: Recipe) -> Plan:
+        return quality_plans(session.plan, recipe, session.facts, settings)[0]
+
+    for made in methods.values():
+        if isinstance(made, Recipe):
+            plan_of(checked(made).without(*STORAGE))
+    plain = plan_of(Recipe())
 
     def work(job: Job, _: Engine) -> Generator[None, None, dict[str, MethodResult]]:
         def told(done: float, what: str) -> None:
             job.progress(done, 1.0, "", what)
 
+        def tell(done: float, total: float, what: str) -> None:
+            job.progress(done, total, "windows", what)
+
         decoder = session.decoder(plain, told, job.token)
-        engine = standalone_engine(plain, decoder)
-        trips: dict[str, RoundTrip] = {}
-        for name, method in methods.items():
-            if isinstance(method, Recipe):
-                trips[name] = page_format(
-                    kv_codec(plans[name], decoder, told, job.token), plans[name].page_size
-                )
-            else:
-                trips[name] = method
-            yield
-        result = yield from p1_steps(
-            engine,
-            windows,
-            trips,
-            settings,
-            lambda done, total, what: job.progress(done, total, "windows", what),
+        yield
+        bench = Bench(plain, decoder, told, job.token)
+        ready = prepare(methods, bench, plan_of)
+        yield
+        about = point_key(
+            decoder.weights.fingerprint,
+            decoder.config,
+            weights_key(plain),
+            settings.chunk,
+            torch.get_num_threads(),
         )
+        engine = standalone_engine(plain, decoder)
+        result = yield from p1_steps(engine, windows, ready, settings, tell, points, about)
+        parameters = decoder.weights.nbytes() // decoder.weights.dtype.itemsize
+        for found in result.values():
+            found.parameters = parameters
         return result
 
     return session.task(f"P1 of {', '.join(methods)}", work)
 
 
-@dataclass
-class MethodResult:
-    """What came of one method: a window's scores each, and its bytes."""
-
-    windows: list[WindowScores] = field(default_factory=list)
-    payload: int = 0
-    coded: int = 0
-    sixteen: int = 0
-    coded_sixteen: int = 0
-
-    def metrics(self) -> list[Metric]:
-        """Quality against exact KV, and both ratios."""
-        out = quality_metrics(self.windows)
-        n = len(self.windows)
-        if self.coded:
-            ratio = self.coded_sixteen / self.coded
-            out.append(
-                Metric("codec_ratio", ratio, "×", n=n, better="higher", note="coded rows, 16-bit KV = 1")
-            )
-        if self.payload:
-            ratio = self.sixteen / self.payload
-            out.append(
-                Metric("whole_ratio", ratio, "×", n=n, better="higher", note="all rows, 16-bit KV = 1")
-            )
-        return out
-
-
 def p1_steps(
     engine: Engine,
     windows: Sequence[Window],
-    methods: Mapping[str, RoundTrip],
+    methods: Mapping[str, RoundTrip | Prepared],
     settings: QualitySettings,
     tell: Tell,
+    points: Points | None = None,
+    about: str = "",
 ) -> Generator[None, None, dict[str, MethodResult]]:
-    """Measure every method on every window with an idle plain engine, one forward per ``yield``."""
-    results = {name: MethodResult() for name in methods}
+    """Measure every method on every window with an idle plain engine, one forward per ``yield``.
+
+    ``about`` names the engine in the keys of ``points``.
+    """
+    made = {name: prepared(m) for name, m in methods.items()}
+    results = {name: MethodResult(shared=m.shared) for name, m in made.items()}
     for i, window in enumerate(windows):
-        tell(i, len(windows), "exact KV")
-        exact: list[Tensor] = []
-        rows: CachedRows | None = None
-        for block in score(engine, window.ids, window.start, settings.chunk):
-            if block.logits is not None:
-                exact.append(block.logits)
-            elif block.sequence.computed == window.start - 1:
-                # Now, not later: pages behind a window are given back as the scored tokens move on.
-                with torch.inference_mode():
-                    rows = read_rows(engine, block.sequence, window.start - 1)
-            yield
-        expected = torch.cat(exact)
-        if rows is None:
-            raise RequestError("P1 needs a context of two tokens or more.", hint="Raise context.")
-        for j, (name, method) in enumerate(methods.items()):
-            tell(i + (j + 1) / (len(methods) + 1), len(windows), name)
-            with torch.inference_mode():
-                found = method(rows)
-            results[name].windows.append((yield from _scored(engine, window, found, expected, settings)))
-            _count(results[name], rows, found)
+        part = window_part(window.ids, window.start)
+        keys = {name: point_key("p1/1", about, part, m.key) for name, m in made.items() if m.key}
+        found = {name: points.get(key) for name, key in keys.items()} if points is not None else {}
+        missing = {name: m for name, m in made.items() if found.get(name) is None}
+        if missing:
+            tell(i, len(windows), "exact KV")
+            context = yield from _exact(engine, window, settings)
+        for j, (name, method) in enumerate(missing.items()):
+            tell(i + (j + 1) / (len(missing) + 1), len(windows), name)
+            one = yield from _measured(engine, window, method, context, settings)
+            found[name] = one
+            if points is not None and name in keys:
+                points.put(keys[name], one)
+        for name, out in results.items():
+            out.results += [r for r in (found[name],) if r is not None]
     return results
 
 
-def _scored(
-    engine: Engine, window: Window, found: Reconstructed, expected: Tensor, settings: QualitySettings
-) -> Generator[None, None, WindowScores]:
-    out = WindowScores()
+def _exact(
+    engine: Engine, window: Window, settings: QualitySettings
+) -> Generator[None, None, tuple[CachedRows, Tensor]]:
+    """Exact keys and values of the context, and the logits of what follows it."""
+    logits: list[Tensor] = []
+    rows: CachedRows | None = None
+    for block in score(engine, window.ids, window.start, settings.chunk):
+        if block.logits is not None:
+            logits.append(block.logits)
+        elif block.sequence.computed == window.start - 1:
+            # Now, not later: pages behind a window are given back as the scored tokens move on.
+            with torch.inference_mode():
+                rows = read_rows(engine, block.sequence, window.start - 1)
+        yield
+    if rows is None:
+        raise RequestError("P1 needs a context of two tokens or more.", hint="Raise context.")
+    return rows, torch.cat(logits)
+
+
+def _measured(
+    engine: Engine,
+    window: Window,
+    method: Prepared,
+    context: tuple[CachedRows, Tensor],
+    settings: QualitySettings,
+) -> Generator[None, None, WindowResult]:
+    rows, expected = context
+    if method.clock is not None:
+        method.clock.take()
+    with torch.inference_mode():
+        found = method.trip(rows)
+    seconds = method.clock.take() if method.clock is not None else None
+    scores = WindowScores()
 
     def fill(sequence: EngineSequence) -> None:
         write_rows(engine, sequence, found.rows)
@@ -156,9 +170,9 @@ def _scored(
         if block.logits is not None:
             first = block.begin + 1 - window.start
             with torch.inference_mode():
-                out.add(block.logits, expected[first : first + block.n], block.targets)
+                scores.add(block.logits, expected[first : first + block.n], block.targets)
         yield
-    return out
+    return WindowResult.of(scores, rows, found, seconds)
 
 
 def read_rows(engine: Engine, sequence: EngineSequence, tokens: int) -> CachedRows:
@@ -186,12 +200,3 @@ def write_rows(engine: Engine, sequence: EngineSequence, rows: CachedRows) -> No
         where = store.begin(slots, rows.positions.to(device))
         for local, layer in enumerate(group.layers):
             store.write(local, where, rows.k[layer], rows.v[layer])
-
-
-def _count(result: MethodResult, rows: CachedRows, found: Reconstructed) -> None:
-    sixteen = rows.nbytes_16bit()
-    exempt = sixteen * found.exempt // max(rows.tokens, 1)
-    result.sixteen += sixteen
-    result.payload += found.payload
-    result.coded_sixteen += sixteen - exempt
-    result.coded += found.payload - exempt

@@ -1,0 +1,134 @@
+"""What came of a KV method: scores and bytes of every window, and the numbers made of them.
+
+Ratios are to 16-bit KV: of the coded rows (*codec ratio*), and of all rows with those kept exact (*whole
+ratio*). What a model's payloads share is in neither; it stands beside them, in bytes, as a share of the
+model's parameters, and as the tokens after which it has paid for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from workbench.core.quality_scores import WindowScores, quality_metrics
+from workbench.kv.cached import CachedRows, Reconstructed
+from workbench.spec.run import Metric
+
+
+@dataclass
+class WindowResult:
+    """One window: scores, bytes, and seconds of encoding and decoding (None: not timed).
+
+    ``tokens`` rows were given; ``sixteen`` is their size in 16 bits, ``coded_sixteen`` that of those coded;
+    ``payload`` and ``coded`` are the same here.
+    """
+
+    scores: WindowScores
+    tokens: int
+    sixteen: int
+    payload: int
+    coded_sixteen: int
+    coded: int
+    encode: float | None = None
+    decode: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        scores: WindowScores,
+        rows: CachedRows,
+        found: Reconstructed,
+        seconds: tuple[float, float] | None,
+    ) -> WindowResult:
+        """The bytes of what a method gave back for ``rows``."""
+        sixteen = rows.nbytes_16bit()
+        exempt = sixteen * found.exempt // max(rows.tokens, 1)
+        times = seconds or (None, None)
+        return cls(
+            scores, rows.tokens, sixteen, found.payload, sixteen - exempt, found.payload - exempt, *times
+        )
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> WindowResult:
+        """What :meth:`to_dict` gave; raises ``TypeError`` or ``KeyError`` for anything else."""
+        return cls(**{**data, "scores": WindowScores(**data["scores"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON data."""
+        return asdict(self)
+
+
+@dataclass
+class MethodResult:
+    """All windows of one method; ``shared`` bytes of artefacts, beside ``parameters`` of the model."""
+
+    results: list[WindowResult] = field(default_factory=list)
+    shared: int = 0
+    parameters: int = 0
+
+    @property
+    def windows(self) -> list[WindowScores]:
+        """Scores of every window."""
+        return [r.scores for r in self.results]
+
+    def ratio(self, whole: bool) -> float | None:
+        """All windows' 16-bit bytes over theirs here; None when nothing was coded."""
+        if whole:
+            return _over(sum(r.sixteen for r in self.results), sum(r.payload for r in self.results))
+        return _over(sum(r.coded_sixteen for r in self.results), sum(r.coded for r in self.results))
+
+    def metrics(self) -> list[Metric]:
+        """Quality against exact KV, ratios, artefacts, and speed where it was timed."""
+        out = quality_metrics(self.windows)
+        n = len(self.results)
+        for name, whole, note in (("codec_ratio", False, "coded rows"), ("whole_ratio", True, "all rows")):
+            value = self.ratio(whole)
+            if value is not None:
+                note = f"{note}, 16-bit KV = 1"
+                out.append(Metric(name, value, "×", n=n, better="higher", note=note))
+        return out + self._artefact() + self._rates()
+
+    def _artefact(self) -> list[Metric]:
+        if not self.shared:
+            return []
+        out = [Metric("artefact", self.shared, "B", better="lower", note="once per model")]
+        if self.parameters:
+            share = 100 * self.shared / (2 * self.parameters)
+            out.append(Metric("artefact_share", share, "%", of="16-bit parameters", better="lower"))
+        saved = sum(r.sixteen - r.payload for r in self.results)
+        tokens = sum(r.tokens for r in self.results)
+        if saved > 0 and tokens:
+            note = "tokens stored until what they save exceeds the artefact"
+            out.append(Metric("break_even", self.shared * tokens / saved, "tok", better="lower", note=note))
+        return out
+
+    def _rates(self) -> list[Metric]:
+        out = []
+        sides: tuple[tuple[str, Callable[[WindowResult], float | None]], ...] = (
+            ("encode_rate", lambda r: r.encode),
+            ("decode_rate", lambda r: r.decode),
+        )
+        for name, seconds in sides:
+            rates = [r.coded_sixteen / s / 1e6 for r in self.results if (s := seconds(r))]
+            if rates and len(rates) == len(self.results):
+                spread = (min(rates), max(rates))
+                total = sum(r.coded_sixteen for r in self.results) / sum(
+                    seconds(r) or 0 for r in self.results
+                )
+                out.append(
+                    Metric(
+                        name,
+                        total / 1e6,
+                        "MB/s",
+                        n=len(rates),
+                        spread=spread,
+                        better="higher",
+                        note="of 16-bit KV",
+                    )
+                )
+        return out
+
+
+def _over(a: int, b: int) -> float | None:
+    return a / b if a and b > 0 else None
