@@ -11,6 +11,9 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
+from torch import Tensor
+
 from workbench.kv.kvtc.basis import Basis
 from workbench.kv.kvtc.cross import Cross
 from workbench.kv.kvtc.distortion import Distortion
@@ -30,6 +33,16 @@ class Side:
         """Bytes of mean, components and plan (8 per group)."""
         b = self.basis
         return b.mean.nbytes + b.components.nbytes + 8 * len(self.plan.groups)
+
+    @cached_property
+    def by_feature(self) -> Tensor:
+        """The components as bfloat16 [p, r], made once: how a layer's share of them is multiplied fastest."""
+        return self.basis.components.T.to(torch.bfloat16).contiguous()
+
+    @cached_property
+    def by_component(self) -> Tensor:
+        """The components as float32 [r, p], made once, for coding."""
+        return self.basis.components.float()
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from workbench.spec.errors import UnsupportedInput, WrongShape
 class Encoder:
     """One sequence's encoder; made by :meth:`workbench.kv.kvtc.codec.Kvtc.encoder`.
 
-    Holds the rows in 16 bits that are not coded yet as they came, codes of the others, and the bases in
-    float32.
+    Holds the rows in 16 bits that are not coded yet as they came, and codes of the others.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Encoder:
     ) -> None:
         self._artefact, self._joint, self._coders = artefact, joint, coders
         self._sinks, self._window, self._entropy = sinks, window, entropy
-        self._bases = tuple(side.basis.components.float() for side in (artefact.k, artefact.v))
+        self._bases = tuple(side.by_component for side in (artefact.k, artefact.v))
         self._lead: CachedRows | None = None
         self._tail: CachedRows | None = None
         self._sliding: CachedRows | None = None

