@@ -155,6 +155,12 @@ def scripted() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def scripted_selection() -> ModuleType:
+    """A KV selector that does what it is told, and the definition it is judged by."""
+    return _by_path("scripted_selection")
+
+
+@pytest.fixture(scope="session")
 def repo_root() -> Path:
     """The top of the working tree."""
     return ROOT

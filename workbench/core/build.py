@@ -12,19 +12,20 @@ from typing import Any
 import torch
 
 from workbench.core import catalog
+from workbench.core.binding import BindContext
 from workbench.core.kv_calibration import kv_ranges
-from workbench.core.plan import BindContext
 from workbench.core.room import require_pool
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
 from workbench.engine.scheduler import Boundary, Scheduler
 from workbench.engine.seams import AttentionOp, KVCodec, PageGeometry
+from workbench.engine.selection import KVSelector
 from workbench.engine.store import PageStore, pool_nbytes
 from workbench.engine.text import MakeStream
 from workbench.kv.plain import PlainCodec
 from workbench.kv.ranges import KVRanges
-from workbench.models.config import ModelConfig
+from workbench.models.config import KVGroup, ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.plain import plain_pack
 from workbench.models.progress import Cancel, Progress
@@ -101,19 +102,43 @@ def drafter_layers(plan: Plan) -> int:
     return sum(catalog.get(u.id).spec.kv_layers for u in drafters)
 
 
+def kv_selector(plan: Plan, config: ModelConfig) -> KVSelector | None:
+    """The plan's KV selector."""
+    selector: KVSelector | None = _bound(plan, "kv_selector", config)
+    return selector
+
+
+def kv_groups(plan: Plan, config: ModelConfig) -> tuple[KVGroup, ...]:
+    """The model's KV groups; where heads may keep different numbers of tokens, each head is one."""
+    selector = kv_selector(plan, config)
+    if selector is None or not selector.per_head:
+        return config.kv_groups
+    out: list[KVGroup] = []
+    for group in config.kv_groups:
+        if group.window is not None:
+            out.append(group)
+        else:
+            out += [
+                KVGroup((layer,), None, (head, head + 1))
+                for layer in group.layers
+                for head in range(config.num_kv_heads)
+            ]
+    return tuple(out)
+
+
 def kv_geometries(plan: Plan, config: ModelConfig) -> list[PageGeometry]:
     """Sizes of the pages of every KV group."""
     return [
         PageGeometry(
             layers=len(group.layers) + (drafter_layers(plan) if i == 0 else 0),
-            kv_heads=config.num_kv_heads,
+            kv_heads=group.heads[1] - group.heads[0] if group.heads else config.num_kv_heads,
             head_dim=config.head_dim,
             page_size=plan.page_size,
             pages=-(-plan.limits.kv_pool_tokens // plan.page_size),
             dtype=getattr(torch, plan.dtype),
             device=torch.device(plan.device),
         )
-        for i, group in enumerate(config.kv_groups)
+        for i, group in enumerate(kv_groups(plan, config))
     ]
 
 
@@ -154,20 +179,21 @@ def build_kv(
     """
     config, plain = decoder.config, PlainCodec(getattr(torch, plan.dtype))
     require_memory(plan, config)
-    codec = kv_codec(plan, decoder, progress, cancel)
+    codec, selector = kv_codec(plan, decoder, progress, cancel), kv_selector(plan, config)
+    groups = kv_groups(plan, config)
     stores = [
         PageStore(codec, plain, geometry, group.layers)
-        for geometry, group in zip(kv_geometries(plan, config), config.kv_groups, strict=True)
+        for geometry, group in zip(kv_geometries(plan, config), groups, strict=True)
     ]
     pages = stores[0].geometry.pages
     return KVCache(
         stores,
         pages=pages,
         page_size=plan.page_size,
-        namespace=namespace(plan, decoder, codec, attention_op(plan, config).name),
+        namespace=namespace(plan, decoder, codec, attention_op(plan, config).name, selector),
         index=_bound(plan, "prefix", config),
         reserve=0 if "paged" in plan.provides else plan.limits.max_context,
-        windows=[group.window for group in config.kv_groups],
+        windows=[group.window for group in groups],
     )
 
 
@@ -184,7 +210,7 @@ def build_engine(
         max_batch_tokens=budget if budget is not None else plan.limits.max_batch_tokens,
         boundaries=(_page_end(plan.page_size),) if codec.grain == "page" else (),
     )
-    drafter = _bound(plan, "drafter", config)
+    drafter, selector = _bound(plan, "drafter", config), kv_selector(plan, config)
     verify = None
     if drafter is not None:
         rule = catalog.get("verify")
@@ -193,14 +219,17 @@ def build_engine(
     if codec.nbytes:
         static["calibration"] = codec.nbytes
     path = (f"attention:{op.name}", f"kv:{codec.key}", *(f"linear:{k}" for k in decoder.weights.kernels()))
+    if selector is not None:
+        path += (f"select:{selector.key}",)
     return Engine(
-        Executor(decoder, kv.stores, op),
+        Executor(decoder, kv.stores, op, kv_groups(plan, config)),
         kv,
         scheduler,
         context=plan.limits.max_context,
         eos_ids=eos_ids,
         drafter=drafter,
         verify=verify,
+        selector=selector,
         make_stream=make_stream,
         static_bytes=static,
         path=path + ((f"draft:{drafter.name}",) if drafter is not None else ()),
@@ -213,7 +242,9 @@ def standalone_engine(plan: Plan, decoder: Decoder) -> Engine:
         return build_engine(plan, decoder, build_kv(plan, decoder), None, ())
 
 
-def namespace(plan: Plan, decoder: Decoder, codec: KVCodec, attention: str) -> bytes:
+def namespace(
+    plan: Plan, decoder: Decoder, codec: KVCodec, attention: str, selector: KVSelector | None = None
+) -> bytes:
     """Digest of everything but tokens and salt that shapes a cache entry (law 4)."""
     parts = (
         decoder.weights.fingerprint,
@@ -221,6 +252,7 @@ def namespace(plan: Plan, decoder: Decoder, codec: KVCodec, attention: str) -> b
         "/".join(weights_key(plan)),
         codec.key,
         attention,
+        selector.key if selector is not None else "",
         plan.numerics,
         plan.dtype,
         str(plan.page_size),

@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from workbench.core import catalog
-from workbench.kv.ranges import KVRanges
+from workbench.core.binding import BindContext
+from workbench.core.plan_selection import selection_conflicts
 from workbench.models.config import ModelConfig
 from workbench.spec.errors import OptionError, PlanError
 from workbench.spec.plan import Conflict, DType, EngineLimits, Numerics, Plan
@@ -32,6 +33,7 @@ _SLOTS = {
     "attention": "one attention form at a time",
     "prefix_index": "one prefix index at a time",
     "token_budget": "one token budget",
+    "kv_selection": "one KV selection at a time",
     "verify": "one verification rule",
 }
 _NEEDS = {
@@ -47,18 +49,6 @@ class ModelFacts:
     name: str
     config: ModelConfig
     fingerprint: str = ""
-
-
-@dataclass(frozen=True)
-class BindContext:
-    """What a technique's ``bind`` may know."""
-
-    config: ModelConfig
-    dtype: torch.dtype
-    numerics: Numerics
-    device: torch.device
-    page_size: int
-    kv_ranges: KVRanges | None = None  # of techniques that are calibrated, once it was measured
 
 
 def plan(
@@ -84,6 +74,7 @@ def plan(
     limits = _fit_limits(limits if limits is not None else EngineLimits(), model.config)
     page_size, page_conflicts = _page_size(configs, model.config, dtype, numerics, device)
     conflicts += page_conflicts
+    conflicts += selection_conflicts(configs, _context(model.config, dtype, numerics, device, page_size))
     if conflicts:
         return conflicts
     kinds = {t.spec.kind for t in techniques}
@@ -188,7 +179,7 @@ def _page_size(
     """The page size every codec can work with; what ``paged`` asks for must be among them."""
     asked = configs["paged"].page_size if "paged" in configs else 0
     size = asked or DEFAULT_PAGE
-    context = BindContext(model, getattr(torch, dtype), numerics, torch.device(device), size)
+    context = _context(model, dtype, numerics, device, size)
     out: list[Conflict] = []
     for technique_id, config in configs.items():
         technique = catalog.get(technique_id)
@@ -207,6 +198,12 @@ def _page_size(
             out.append(Conflict(technique_id, "paged", "page size", remedy))
         size = sizes[0]
     return size, out
+
+
+def _context(
+    model: ModelConfig, dtype: DType, numerics: Numerics, device: str, page_size: int
+) -> BindContext:
+    return BindContext(model, getattr(torch, dtype), numerics, torch.device(device), page_size)
 
 
 def _check_settings(device: object, dtype: object, numerics: object) -> None:

@@ -32,6 +32,7 @@ class Requested:
     params: SamplingParams
     mask: LogitsMask | None = None
     salt: str = ""
+    context: int | None = None
     notices: tuple[str, ...] = ()
 
     @classmethod
@@ -42,24 +43,25 @@ class Requested:
         tokenizer: Tokenizer,
         mask: LogitsMask | None = None,
         salt: str = "",
+        context: int | None = None,
     ) -> Requested:
         """Text is encoded as it is, messages go through the chat template, ids are taken as they are.
 
         Raises :class:`RequestError` for anything else, :class:`TokenizerError` for malformed messages.
         """
-        _check(params, mask, salt)
+        _check(params, mask, salt, context)
         if isinstance(prompt, str):
-            return cls(prompt, tuple(_encode(prompt, tokenizer)), params, mask, salt)
+            return cls(prompt, tuple(_encode(prompt, tokenizer)), params, mask, salt, context)
         if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping):
             raise _no_prompt(prompt)
         items: list[Any] = list(prompt)
         if items and isinstance(items[0], dict):
             chat = tokenizer.chat(items)
             notices = (chat.fallback.notice,) if chat.fallback is not None else ()
-            return cls(chat.text, tuple(chat.ids), params, mask, salt, notices)
+            return cls(chat.text, tuple(chat.ids), params, mask, salt, context, notices)
         ids = tuple(_token_id(t) for t in items)
         known = [t for t in ids if 0 <= t < tokenizer.vocab_size]
-        return cls(tokenizer.decode(known, skip_special=False), ids, params, mask, salt)
+        return cls(tokenizer.decode(known, skip_special=False), ids, params, mask, salt, context)
 
 
 @dataclass
@@ -114,7 +116,7 @@ class RequestJob(Job):
             streams = [engine.make_stream() if engine.make_stream else None for _ in range(r.params.n)]
             part.outputs = [Output(r.text, r.ids, i, r.params, s) for i, s in enumerate(streams)]
             try:
-                engine.add(Request(part.request_id, r.ids, r.params, r.mask, r.salt))
+                engine.add(Request(part.request_id, r.ids, r.params, r.mask, r.salt, r.context))
                 part.sequences = engine.sequences(part.request_id)
             except RequestError as err:
                 if len(self._parts) == 1:
@@ -174,7 +176,7 @@ class RequestJob(Job):
         return build_run(collected, self._plan, state, self.profile, memory, error)
 
 
-def _check(params: object, mask: object, salt: object) -> None:
+def _check(params: object, mask: object, salt: object, context: object) -> None:
     """What a caller passes beside the prompt; a wrong type found in a step would end its neighbours too."""
     if not isinstance(params, SamplingParams):
         raise RequestError(f"{params!r} are no sampling settings.", hint="Pass SamplingParams(...).")
@@ -184,6 +186,11 @@ def _check(params: object, mask: object, salt: object) -> None:
         )
     if not isinstance(salt, str):
         raise RequestError(f"salt = {salt!r} is no text.", hint="Any string separates cached prefixes.")
+    if context is not None and (not isinstance(context, int) or isinstance(context, bool)):
+        raise RequestError(
+            f"context = {context!r} is no number of tokens.",
+            hint="Give how many tokens of the prompt come before the question.",
+        )
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:

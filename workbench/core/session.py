@@ -120,13 +120,18 @@ class Session:
         *,
         mask: LogitsMask | None = None,
         salt: str = "",
+        context: int | None = None,
         label: str = "",
     ) -> RequestJob:
         """Queue one prompt (text, token ids, or chat messages); the *request* job's result is a :class:`Run`.
 
-        Errors of the request itself (empty, too long, can never fit) end that job only.
+        ``salt`` keeps cached prefixes apart. ``context``: tokens of the prompt that come before the question,
+        for KV selection that must not see it. Errors of the request itself (empty, too long, can never fit)
+        end that job only.
         """
-        return self.submit_all([prompt], [params or SamplingParams()], mask=mask, salt=salt, label=label)
+        return self.submit_all(
+            [prompt], [params or SamplingParams()], mask=mask, salt=salt, context=context, label=label
+        )
 
     def submit_all(
         self,
@@ -135,6 +140,7 @@ class Session:
         *,
         mask: LogitsMask | None = None,
         salt: str = "",
+        context: int | None = None,
         label: str = "",
     ) -> RequestJob:
         """Queue several prompts as one batch with one :class:`Run` as result.
@@ -147,7 +153,8 @@ class Session:
                 hint="Give one SamplingParams per prompt, and at least one prompt.",
             )
         requested = [
-            Requested.of(p, s, self.tokenizer, mask, salt) for p, s in zip(prompts, params, strict=True)
+            Requested.of(p, s, self.tokenizer, mask, salt, context)
+            for p, s in zip(prompts, params, strict=True)
         ]
         job = RequestJob(requested, label or requested[0].text[:40], self._worker.emit, self.profile)
         self._worker.post_requests(job)

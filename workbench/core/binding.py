@@ -1,0 +1,23 @@
+"""What a technique may know when it is bound to its seam."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from workbench.kv.ranges import KVRanges
+from workbench.models.config import ModelConfig
+from workbench.spec.plan import Numerics
+
+
+@dataclass(frozen=True)
+class BindContext:
+    """What a technique's ``bind`` may know."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    numerics: Numerics
+    device: torch.device
+    page_size: int
+    kv_ranges: KVRanges | None = None  # of techniques that are calibrated, once it was measured
