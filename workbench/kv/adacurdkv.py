@@ -1,0 +1,102 @@
+"""AdaCurDKV: CurDKV with one budget per layer that its heads share unequally.
+
+arXiv 2509.15038, after Ada-KV (arXiv 2407.11550): the tokens of all KV heads of a layer are ranked together,
+by their normalised scores, and each head is sure of ``safeguard`` of an equal share. Heads then keep
+different numbers of tokens, so each has pages of its own; no row is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from workbench.engine.selection import CachedLayer, Selection
+from workbench.kv.curdkv import form_option, local_option, rank_option, score_option, scorer, seed_option
+from workbench.kv.selection.rules import Rules, keep_option, protocol_option, recent_option, sinks_option
+from workbench.kv.selection.selector import Score, Selector
+from workbench.kv.selection.topk import check_scores, top_slots_per_head
+from workbench.spec.technique import Claim, TechniqueSpec, option
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is kept, by which score, and what every head is sure of."""
+
+    keep: float = keep_option()
+    sinks: int = sinks_option()
+    recent: int = recent_option()
+    protocol: str = protocol_option()
+    safeguard: float = option(
+        0.2, low=0.0, high=1.0, step=0.05, help="Share of an equal budget that every head keeps."
+    )
+    score: str = score_option()
+    form: str = form_option()
+    rank: int = rank_option()
+    local: int = local_option()
+    seed: int = seed_option()
+
+
+SPEC = TechniqueSpec(
+    id="adacurdkv",
+    title="AdaCurDKV",
+    family="kv",
+    seam="kv_selector",
+    kind="lossy",
+    summary=(
+        "CurDKV with a budget per layer: heads whose scores are concentrated keep fewer tokens, others more. "
+        "Every head has its own pages, so what is saved is real and what is padded is shown."
+    ),
+    paper="https://arxiv.org/abs/2509.15038",
+    claims_slot=("kv_selection",),
+    needs=("paged",),
+    claims=(
+        Claim(
+            "LongBench average 49.1 at 30% eviction and 35.1 at 90% (full cache 45.7).",
+            "LLaMA-3.1-8B; better than the full cache, so the harness may favour it",
+            "https://arxiv.org/abs/2509.15038",
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class SharedBudget:
+    """A selection from keys and values with a budget per layer; nothing is observed."""
+
+    rules: Rules
+    budget: int
+    safeguard: float
+    score: Score
+
+    def observe(
+        self, layer: int, queries: Tensor, positions: Tensor, cached: Callable[[], CachedLayer]
+    ) -> None:
+        """Queries do not matter here."""
+
+    def keep(self, layer: int, cached: CachedLayer) -> Sequence[Tensor]:
+        """Slots of each head, ``budget`` times the heads in all; :class:`RequestError` if not finite."""
+        scores = self.score(layer, cached)
+        check_scores(scores, layer, "adacurdkv")
+        return top_slots_per_head(scores, self.budget, self.rules.sinks, self.rules.recent, self.safeguard)
+
+    def fork(self) -> Selection:
+        """Itself: nothing to copy."""
+        return self
+
+    def nbytes(self) -> int:
+        """No state."""
+        return 0
+
+
+def bind(config: Config, context: object) -> Selector:
+    """The selector; every KV head of a layer becomes a KV group."""
+    rules, score = Rules.of(config), scorer(config)
+    return Selector(
+        "adacurdkv",
+        config,
+        rules,
+        lambda budget: SharedBudget(rules, budget, config.safeguard, score),
+        per_head=True,
+    )

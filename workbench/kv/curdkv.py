@@ -1,0 +1,143 @@
+"""CurDKV: rows of K and V that carry their matrices, found without attention.
+
+Sengupta, Chaudhary, Chakraborty, "Value-Guided KV Compression for LLMs via Approximated CUR Decomposition"
+(arXiv 2509.15038, NeurIPS 2025), algorithm 1: per layer and KV head, keys and values are projected by one
+Gaussian matrix to r dimensions, the squared row norms of both are multiplied, and the best rows are kept with
+their original positions. The paper calls the projected norms leverage scores; true leverage is an option,
+to compare. Question-agnostic by nature: it never sees a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from workbench.engine.selection import CachedLayer
+from workbench.kv.selection.leverage import (
+    leverage_scores,
+    normalised,
+    projected_norms,
+    projection,
+    row_norms,
+)
+from workbench.kv.selection.rules import Rules, keep_option, protocol_option, recent_option, sinks_option
+from workbench.kv.selection.selector import Score, Selector, cache_only
+from workbench.spec.technique import Claim, TechniqueSpec, option
+
+
+def form_option() -> Any:
+    """The field ``form``."""
+    return option(
+        "projected",
+        choices=("projected", "rows", "leverage"),
+        help="projected: squared norms of randomly projected rows, as in the paper. rows: exact norms. "
+        "leverage: true leverage scores from a thin SVD.",
+    )
+
+
+def rank_option() -> Any:
+    """The field ``rank``."""
+    return option(20, low=1, high=256, help="Dimensions that projected rows have.")
+
+
+def score_option() -> Any:
+    """The field ``score``."""
+    return option(
+        "product",
+        choices=("product", "value", "key"),
+        help="Which rows count: of values, of keys, or both, multiplied.",
+    )
+
+
+def local_option() -> Any:
+    """The field ``local``."""
+    return option(
+        0,
+        low=0,
+        high=1024,
+        unit="tokens",
+        help="Normalise scores within windows of so many tokens, so that no stretch of text is emptied "
+        "(16 in the authors' library); 0 normalises over all tokens.",
+    )
+
+
+def seed_option() -> Any:
+    """The field ``seed``."""
+    return option(0, low=0, high=2**31 - 1, help="Seed of the projection; each layer has its own.")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is kept, and by which score."""
+
+    keep: float = keep_option()
+    sinks: int = sinks_option()
+    recent: int = recent_option()
+    protocol: str = protocol_option()
+    score: str = score_option()
+    form: str = form_option()
+    rank: int = rank_option()
+    local: int = local_option()
+    seed: int = seed_option()
+
+
+SPEC = TechniqueSpec(
+    id="curdkv",
+    title="CurDKV",
+    family="kv",
+    seam="kv_selector",
+    kind="lossy",
+    summary=(
+        "Keeps the tokens whose projected key and value rows are longest, per KV head. Needs no queries and "
+        "no attention, so it works with any attention kernel. On small models continuing plain text it is "
+        "not clearly better than chance; recent tokens matter more (option recent)."
+    ),
+    paper="https://arxiv.org/abs/2509.15038",
+    claims_slot=("kv_selection",),
+    needs=("paged",),
+    claims=(
+        Claim(
+            "LongBench average 48.9 at 30% eviction and 35.7 at 90% (full cache 45.7; SnapKV 45.3 and 33.7).",
+            "LLaMA-3.1-8B; better than the full cache, so the harness may favour it",
+            "https://arxiv.org/abs/2509.15038",
+        ),
+        Claim(
+            "RULER needle-in-a-haystack 98.7 at 30% eviction (SnapKV 80.4).",
+            "LLaMA-3.1-8B, 16K; Mistral-7B: 77.8 against 37.4",
+            "https://arxiv.org/abs/2509.15038",
+        ),
+    ),
+)
+
+
+def cur_scores(
+    keys: Tensor, values: Tensor, norms: Callable[[Tensor], Tensor], which: str, local: int = 0
+) -> Tensor:
+    """Scores [Hkv, S] of rows [Hkv, S, D]: ``norms`` of values, keys, or both multiplied, normalised."""
+    if which == "key":
+        return normalised(norms(keys), local)
+    if which == "value":
+        return normalised(norms(values), local)
+    # Normalised before the product too: products of squared norms of many channels can leave float32.
+    return normalised(normalised(norms(keys)) * normalised(norms(values)), local)
+
+
+def scorer(config: Any) -> Score:
+    """The score function that the fields ``score``, ``form``, ``rank``, ``local`` and ``seed`` describe."""
+
+    def score(layer: int, cached: CachedLayer) -> Tensor:
+        norms: Callable[[Tensor], Tensor] = {"rows": row_norms, "leverage": leverage_scores}.get(
+            config.form
+        ) or (lambda x: projected_norms(x, matrix))
+        matrix = projection(cached.keys.shape[-1], config.rank, config.seed, layer)
+        return cur_scores(cached.keys, cached.values, norms, config.score, config.local)
+
+    return score
+
+
+def bind(config: Config, context: object) -> Selector:
+    """The selector."""
+    return cache_only("curdkv", config, Rules.of(config), scorer(config))
