@@ -12,10 +12,12 @@ from typing import Any
 
 from workbench.spec.events import KV_IN_USE, PHASES, DraftRecord, RequestEvent, StepEvent, TokenInfo, fullest
 from workbench.speculative.stats import acceptance
+from workbench.widgets.kv_views.page_changes import Change, changes, number
 
 MAX_TOKENS = 4000  # tokens kept on screen
 PAGES_S = 0.1  # seconds between two pictures of the pages
 STRIP = 120  # steps in the strip
+MAX_CHANGES = 400  # of what happened to pages
 
 
 @dataclass
@@ -39,7 +41,11 @@ class LiveRun:
     plain: int = 0
     samples: set[int] = field(default_factory=set)
     pages: Any = None  # PageSnapshot of the latest moment at which a sequence ran
+    changes: list[Change] = field(default_factory=list)  # what happened to pages, as far as it was seen
     _looked: float = 0.0
+    _running: int = 0
+    _again: bool = False
+    _names: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def take_step(self, event: StepEvent) -> None:
         """One engine step."""
@@ -47,11 +53,19 @@ class LiveRun:
         self.drafts.extend(event.drafts)
 
     def look_at_pages(self, event: StepEvent, snapshot: Callable[[], Any]) -> None:
-        """Keep who holds which page, as often as a screen shows it."""
-        if event.time - self._looked < PAGES_S:
+        """Keep who holds which page, as often as a screen shows it, and what happened between two looks.
+
+        Sequences that begin, fork or end are looked at whenever they do, and in the step after: a copy before
+        the first write would be over before the next picture.
+        """
+        begun, self._running = event.running != self._running, event.running
+        if not (begun or self._again) and event.time - self._looked < PAGES_S:
             return
+        self._again = begun
         found = snapshot()
         if found is not None and any(g.sequences for g in found.groups):
+            self.changes += changes(self.pages, found, number(found, self._names))
+            del self.changes[:-MAX_CHANGES]
             self.pages, self._looked = found, event.time
 
     def take(self, event: RequestEvent) -> None:

@@ -68,7 +68,7 @@ class Gui:
             opening = c.opening.message or "reading the checkpoint" if c.opening is not None else ""
             if c.live is not None and c.live.pages is not self._pages:
                 self._pages = c.live.pages
-                traits["pages"] = pages.drawn(self._pages) if self._pages is not None else {}
+                traits["pages"] = pages.drawn(self._pages, c.live.changes) if self._pages is not None else {}
             menus = (c.session, c.session.plan.page_size, tuple(c.wanted.items()), opening)
             if menus != self._menus:
                 self._menus = menus

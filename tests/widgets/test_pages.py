@@ -13,6 +13,7 @@ from workbench.engine.snapshot import GroupPages, PageSnapshot, SequencePages
 from workbench.spec.errors import RecordError
 from workbench.spec.recipe import Recipe
 from workbench.widgets import Panel
+from workbench.widgets.kv_views.page_changes import Change
 from workbench.widgets.views import pages
 
 
@@ -27,7 +28,7 @@ def test_a_cell_says_whose_it_is_how_full_and_whether_it_is_open() -> None:
     assert shown[2].open
     assert shown[1].words == "page 1: sequences 1, 2, 100% filled"
     table = pages.table((PageSnapshot(3, (group,)),))
-    assert table.rows == ((1, 0, 24, 2, 1, 1, 8), (2, 0, 20, 2, 1, 0, 12))
+    assert table.rows == ((1, 0, 24, 2, 1, 1, 0, 8), (2, 0, 20, 2, 1, 0, 0, 12))
     assert "3 of 10 pages held, 1 of them shared and 1 open; 1 cached, 6 free" in table.note
     many = GroupPages(16, 4000, (SequencePages("a", 0, 16000, tuple(range(1, 1001))),), {}, (), ())
     assert len(pages.cells(many)) == pages.MAX_CELLS
@@ -39,7 +40,7 @@ def test_pages_given_back_behind_a_window_are_not_held() -> None:
         (1, "free"), (2, "free"), (3, "held"), (4, "held"),
     ]  # fmt: skip
     assert pages.cells(group)[3].filled == 0.75
-    assert pages.table((PageSnapshot(3, (group,)),)).rows == ((1, 0, 60, 2, 0, 0, 4),)
+    assert pages.table((PageSnapshot(3, (group,)),)).rows == ((1, 0, 60, 2, 0, 0, 2, 4),)
 
 
 def test_the_panel_shows_pages_live_as_a_figure_and_as_a_table(panel: Any) -> None:
@@ -54,6 +55,22 @@ def test_the_panel_shows_pages_live_as_a_figure_and_as_a_table(panel: Any) -> No
     assert "engine step 7" in figure["layout"]["title"]["text"]
     assert "page 1: sequences 1, 2" in figure["data"][0]["customdata"][0]
     assert len(panel.to_table("pages")) == 2
+
+
+def test_the_figure_has_every_kv_group_and_the_cells_say_what_was_copied() -> None:
+    whole = GroupPages(16, 10, (SequencePages("a", 0, 40, (1, 2, 7)),), {1: 1, 2: 1, 7: 1}, (), ())
+    windowed = GroupPages(16, 10, (SequencePages("a", 0, 40, (0, 2, 3)),), {2: 1, 3: 1}, (), ())
+    picture = PageSnapshot(9, (whole, windowed))
+    figure = json.loads(pages.figure((picture,)).to_json())
+    assert len(figure["data"][0]["customdata"]) == 7 + 3
+    told = [a["text"] for a in figure["layout"]["annotations"]]
+    assert [t.split(":")[0] for t in told] == ["Group 0", "Group 1"]
+    copied = Change(8, 0, "copied", 1, (3, 7), "sequence 1 copies page 3 to 7")
+    drawn = pages.drawn(picture, (copied,))
+    assert [row[6] for row in drawn["groups"][0]["cells"]] == [False] * 6 + [True]
+    assert drawn["groups"][0]["cells"][6][5].endswith("a copy of page 3")
+    assert drawn["changes"] == ["step 8: sequence 1 copies page 3 to 7"]
+    assert drawn["table"]["rows"][1][6] == "1"  # given back behind the window
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +97,16 @@ def test_of_a_real_engine_the_books_balance(tiny: Any, recipe: Recipe, samples: 
     assert 0 not in group.refs
     assert tiny.pages() is None  # not on the worker's thread
     panel.close()
+
+
+def test_the_panel_sees_samples_fork_and_copy_although_both_are_over_at_once(tiny: Any) -> None:
+    recipe = Recipe.of("paged:page_size=16")
+    with Panel(tiny, recipe=recipe, sampling={"max_tokens": 6, "n": 3, "ignore_eos": True}) as panel:
+        panel.run("def area(width, height): return width").result(60)
+        live = panel._controller.live
+        what = [c.what for c in live.changes]
+        assert what.count("shared") == 2 and what.count("copied") == 2
+        prompt = live.steps[0].prefill
+        assert prompt % 16  # only a page that is not full has to be copied
+        copied = [c for c in live.changes if c.what == "copied"]
+        assert {c.pages[0] for c in copied} == {prompt // 16 + 1}

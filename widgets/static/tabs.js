@@ -6,15 +6,16 @@ function drawPages(pane, p) {
     return;
   }
   const legend = el("div", { class: "iwb-legend" }, ...[["held", "held, by sequence"], ["shared", "shared"], ["open", "open: full precision until full"],
-    ["cached", "cached prefix"], ["free", "free"]].map(([kind, words]) => el("span", { class: "iwb-key" },
+    ["copied", "made by copy-on-write"], ["cached", "cached prefix"], ["free", "free"]].map(([kind, words]) => el("span", { class: "iwb-key" },
     el("i", { class: `iwb-page iwb-page-key iwb-page-${kind}`, "aria-hidden": "true" }), el("span", { text: words }))));
   const maps = groups.flatMap((g, i) => [
     el("p", { class: "iwb-note", text: `${groups.length > 1 ? `KV group ${i}: ` : ""}${g.summary}${g.more ? `; ${g.more} more pages are not drawn` : ""}` }),
     el("div", { class: "iwb-pagemap", role: "img", "aria-label": `pages after step ${p.step}: ${g.summary}` },
-      ...g.cells.map(([state, label, filled, open, owners, words]) => el("span", { title: words, text: label,
-        class: `iwb-page iwb-page-${state}${open ? " iwb-page-open" : ""}${owners > 1 ? " iwb-page-shared" : ""}`,
+      ...g.cells.map(([state, label, filled, open, owners, words, copied]) => el("span", { title: words, text: label,
+        class: `iwb-page iwb-page-${state}${open ? " iwb-page-open" : ""}${owners > 1 ? " iwb-page-shared" : ""}${copied ? " iwb-page-copied" : ""}`,
         style: `--iwb-filled:${Math.round(100 * filled)}%` })))]);
-  pane.replaceChildren(legend, ...maps, tableOf(p.table, ""));
+  const told = (p.changes || []).length && el("ol", { class: "iwb-told", "aria-label": "what happened to pages, the latest first" }, ...p.changes.map((text) => el("li", { text })));
+  pane.replaceChildren(...[legend, ...maps, told, tableOf(p.table, "")].filter(Boolean));
 }
 
 function tabsRegion() {

@@ -2,20 +2,24 @@
 
 The picture is of one moment, the latest at which a sequence ran. *Shared*: several sequences refer to the
 page. *Open*: kept in full precision until it is full and coded. Empty slots of a held page serve nobody else.
+*Copied*: made by copy-on-write during the run. A page behind a window is given back, and the null page stands
+in its place. The tables themselves, step by step, are drawn by ``widgets/kv_views/page_film.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.engine.snapshot import GroupPages, PageSnapshot
 from workbench.widgets import figures
+from workbench.widgets.kv_views.page_changes import Change
 from workbench.widgets.palette import MEMORY, Theme
 from workbench.widgets.table import Table
 
 MAX_CELLS = 256  # pages drawn; the rest is counted
+TOLD = 6  # of what happened, the latest
 _COLUMNS = 32
 _COLOURS = {key: colour for key, _, colour in MEMORY}
 
@@ -29,6 +33,7 @@ class Cell:
     owners: tuple[int, ...] = ()
     filled: float = 0.0
     open: bool = False
+    copy_of: int = 0
 
     @property
     def label(self) -> str:
@@ -48,11 +53,17 @@ class Cell:
             return f"page {self.page}: {self.state}"
         who = ", ".join(map(str, self.owners))
         many = "sequences" if len(self.owners) > 1 else "sequence"
-        return f"page {self.page}: {many} {who}, {self.filled:.0%} filled" + (", open" if self.open else "")
+        copied = f", a copy of page {self.copy_of}" if self.copy_of else ""
+        opened = ", open" if self.open else ""
+        return f"page {self.page}: {many} {who}, {self.filled:.0%} filled{opened}{copied}"
 
 
-def cells(group: GroupPages) -> list[Cell]:
-    """Pages 1 up to the last one that is held or cached, at most ``MAX_CELLS``."""
+def cells(group: GroupPages, copies: Mapping[int, int] | None = None) -> list[Cell]:
+    """Pages 1 up to the last one that is held or cached, at most ``MAX_CELLS``.
+
+    ``copies`` says of which page a page was made by copy-on-write.
+    """
+    copies = copies or {}
     owners: dict[int, list[int]] = {}
     filled: dict[int, float] = {}
     for number, seq in enumerate(group.sequences, 1):
@@ -69,43 +80,55 @@ def cells(group: GroupPages) -> list[Cell]:
             tuple(owners.get(page, ())),
             filled.get(page, 0.0),
             page in opened,
+            copies.get(page, 0) if page in owners else 0,
         )
         for page in range(1, last + 1)
     ]
 
 
 def figure(snapshots: Sequence[PageSnapshot], theme: Theme = "auto") -> Any:
-    """Cells of the first KV group in rows of 32: filled slots solid, shared pages with a thick outline."""
+    """Cells of every KV group in rows of 32: filled slots solid, shared pages with a thick outline."""
     snapshot = snapshots[-1]
-    group = snapshot.groups[0]
-    shown = cells(group)
-    title = f"Pages of {group.page_size} tokens at engine step {snapshot.step}"
-    out = figures.new(title, theme=theme, note=summary(group))
-    for cell in shown:
-        x, y = (cell.page - 1) % _COLUMNS, (cell.page - 1) // _COLUMNS
-        box = {"type": "rect", "x0": x + 0.06, "x1": x + 0.94}
-        colour = _COLOURS["fragmentation" if cell.open else "kv_payload"]
-        outline = {
-            "color": colour if cell.state == "held" else _COLOURS["kv_free"],
-            "width": 2.5 if len(cell.owners) > 1 else 1,
-            "dash": "dash" if cell.open else "dot" if cell.state == "free" else "solid",
-        }
-        back = _COLOURS["kv_cached"] if cell.state == "cached" else "rgba(0,0,0,0)"
-        out.add_shape(**box, y0=y + 0.06, y1=y + 0.94, line=outline, fillcolor=back)
-        if cell.filled:
-            low = y + 0.94 - 0.88 * cell.filled
-            out.add_shape(**box, y0=low, y1=y + 0.94, line={"width": 0}, fillcolor=colour, opacity=0.45)
+    groups = snapshot.groups
+    title = f"Pages of {groups[0].page_size} tokens at engine step {snapshot.step}"
+    out = figures.new(title, theme=theme)
+    top, texts = 0.0, []
+    hover: tuple[list[float], list[float], list[str], list[str]] = ([], [], [], [])
+    for g, group in enumerate(groups):
+        shown = cells(group)
+        for cell in shown:
+            x, y = (cell.page - 1) % _COLUMNS, top + (cell.page - 1) // _COLUMNS
+            _draw(out, cell, x, y)
+            for values, value in zip(hover, (x + 0.5, y + 0.5, cell.label, cell.words), strict=True):
+                values.append(value)  # type: ignore[arg-type]
+        top += max(-(-len(shown) // _COLUMNS), 1)
+        texts.append((top + 0.3, f"Group {g}: {summary(group)}" if len(groups) > 1 else summary(group)))
+        top += 0.9
     out.add_scatter(
-        x=[(c.page - 1) % _COLUMNS + 0.5 for c in shown], y=[(c.page - 1) // _COLUMNS + 0.5 for c in shown],
-        text=[c.label for c in shown], customdata=[c.words for c in shown], mode="text", showlegend=False,
+        x=hover[0], y=hover[1], text=hover[2], customdata=hover[3], mode="text", showlegend=False,
         hovertemplate="%{customdata}<extra></extra>",
     )  # fmt: skip
-    rows = max(-(-len(shown) // _COLUMNS), 1)
+    for y, text in texts:
+        out.add_annotation(x=0, y=y, text=text, showarrow=False, xanchor="left", font={"size": 11})
     out.update_xaxes(visible=False, range=[0, _COLUMNS], fixedrange=True)
-    out.update_yaxes(visible=False, range=[rows, 0], fixedrange=True)
-    out.update_layout(height=104 + 32 * rows, margin={"l": 8, "r": 8, "b": 48})
-    out.layout.annotations[0].update(y=0, yshift=-32)
+    out.update_yaxes(visible=False, range=[top, 0], fixedrange=True)
+    out.update_layout(height=int(72 + 32 * top), margin={"l": 8, "r": 8, "b": 8})
     return out
+
+
+def _draw(out: Any, cell: Cell, x: float, y: float) -> None:
+    box = {"type": "rect", "x0": x + 0.06, "x1": x + 0.94}
+    colour = _COLOURS["fragmentation" if cell.open else "kv_payload"]
+    outline = {
+        "color": colour if cell.state == "held" else _COLOURS["kv_free"],
+        "width": 2.5 if len(cell.owners) > 1 else 1,
+        "dash": "dash" if cell.open else "dot" if cell.state == "free" else "solid",
+    }
+    back = _COLOURS["kv_cached"] if cell.state == "cached" else "rgba(0,0,0,0)"
+    out.add_shape(**box, y0=y + 0.06, y1=y + 0.94, line=outline, fillcolor=back)
+    if cell.filled:
+        low = y + 0.94 - 0.88 * cell.filled
+        out.add_shape(**box, y0=low, y1=y + 0.94, line={"width": 0}, fillcolor=colour, opacity=0.45)
 
 
 def table(snapshots: Sequence[PageSnapshot]) -> Table:
@@ -118,10 +141,12 @@ def table(snapshots: Sequence[PageSnapshot]) -> Table:
             rows.append(
                 (
                     number, g, seq.filled, len(held), sum(group.refs[p] > 1 for p in held),
-                    len(held & opened), len(seq.pages) * group.page_size - seq.filled,
+                    len(held & opened), seq.pages.count(0), len(seq.pages) * group.page_size - seq.filled,
                 )
             )  # fmt: skip
-    columns = ("sequence", "KV group", "tokens", "pages", "shared pages", "open pages", "empty slots")
+    columns = (
+        "sequence", "KV group", "tokens", "pages", "shared pages", "open pages", "given back", "empty slots",
+    )  # fmt: skip
     notes = " ".join(
         f"Group {g}: {summary(group)}." if len(snapshot.groups) > 1 else f"{summary(group)}."
         for g, group in enumerate(snapshot.groups)
@@ -139,23 +164,23 @@ def summary(group: GroupPages) -> str:
     )
 
 
-def drawn(snapshot: PageSnapshot) -> dict[str, Any]:
-    """What the front end draws: cells and one line per KV group, and the table."""
-    groups = [
-        {
-            "cells": [
-                [c.state, c.label, round(c.filled, 3), c.open, len(c.owners), c.words] for c in cells(g)
-            ],
-            "summary": summary(g),
-            "more": max(max([*g.refs, *g.cached, 0]) - MAX_CELLS, 0),
-        }
-        for g in snapshot.groups
-    ]
+def drawn(snapshot: PageSnapshot, changes: Sequence[Change] = ()) -> dict[str, Any]:
+    """What the front end draws: cells and one line per KV group, the table, and what happened lately."""
+    groups = []
+    for number, g in enumerate(snapshot.groups):
+        copies = {c.pages[1]: c.pages[0] for c in changes if c.what == "copied" and c.group == number}
+        row = [
+            [c.state, c.label, round(c.filled, 3), c.open, len(c.owners), c.words, bool(c.copy_of)]
+            for c in cells(g, copies)
+        ]
+        more = max(max([*g.refs, *g.cached, 0]) - MAX_CELLS, 0)
+        groups.append({"cells": row, "summary": summary(g), "more": more})
     shown = table((snapshot,))  # its note is the groups' summaries again
     rows = [[str(v) for v in row] for row in shown.rows]
     return {
         "step": snapshot.step,
         "groups": groups,
+        "changes": [f"step {c.step}: {c.words}" for c in changes[-TOLD:][::-1]],
         "table": {
             "columns": list(shown.columns),
             "rows": rows,

@@ -1,0 +1,27 @@
+"""Views of the KV cache: pages, bytes, what formats lose, where codecs spend bits, what selection keeps.
+
+Each module answers one question: a function finds the numbers, and what it returns has ``figure`` and
+``table``; where turning a knob teaches something, also ``live``, which works with the keyboard. Numbers come
+from the engine, a calibration or a simulated link at the moment of asking; a tag says which.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_WHERE = {
+    "draw_bytes": "byte_time",
+    "watch_pages": "page_film",
+}
+
+__all__ = list(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    """The function a view starts with, imported when it is first used."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
