@@ -59,7 +59,7 @@ def check_pair(lab: ModuleType, first: str, second: str, family: str) -> None:
         check_conflicts(first, second, conflicts)
         return
     lossy = [u.id for u in recipe if catalog.get(u.id).spec.kind != "exact"]
-    alone = Recipe(tuple(u for u in recipe if decides_bits(u.id)))
+    alone = pair_recipe(*(u.id for u in recipe if decides_bits(u.id)))
     drafting = any(catalog.get(u.id).spec.seam == "drafter" for u in recipe)
     # Above temperature 0 a drafter keeps the law, not the draws.
     for temperature in (0.0,) if drafting else (0.0, 0.8):

@@ -79,7 +79,8 @@ class SharedBudget:
         """Slots of each head, ``budget`` times the heads in all; :class:`RequestError` if not finite."""
         scores = self.score(layer, cached)
         check_scores(scores, layer, "adacurdkv")
-        return top_slots_per_head(scores, self.budget, self.rules.sinks, self.rules.recent, self.safeguard)
+        kept = top_slots_per_head(scores, self.budget, self.rules.sinks, self.rules.recent, self.safeguard)
+        return tuple(slots.to(cached.positions.device) for slots in kept)
 
     def fork(self) -> Selection:
         """Itself: nothing to copy."""

@@ -99,7 +99,8 @@ def expected_scores(
     if covariance is not None:
         spread = covariance.view(kv_heads, group, dim, dim)
         logits = logits + ((k[:, None] @ spread) * k[:, None]).sum(-1) / 2
-    return (logits.softmax(-1).mean(1) + epsilon) * values.double().norm(dim=-1)
+    out: Tensor = (logits.softmax(-1).mean(1) + epsilon) * values.double().norm(dim=-1)
+    return out
 
 
 def ahead(
@@ -145,7 +146,8 @@ class ExpectedSelection:
                 cached.keys[:, sinks:], cached.values[:, sinks:], mean, covariance, self._config.epsilon
             )
         check_scores(scores, layer, "expected_attention")
-        return tuple(top_slots(scores, self._budget, self._rules.sinks, self._rules.recent))
+        kept = top_slots(scores, self._budget, self._rules.sinks, self._rules.recent)
+        return tuple(kept.to(cached.positions.device))
 
     def _add(self, layer: int, block: Block) -> None:
         past = int((block.positions < self._rules.sinks).sum())

@@ -90,7 +90,7 @@ class HeavyHitters:
         recent = int(self._config.recent_share * self._budget + 1e-9)
         kept = top_slots(sums, self._budget, self._rules.sinks, recent)
         self._sums[layer] = sums.gather(1, kept)
-        return tuple(kept)
+        return tuple(kept.to(cached.positions.device))
 
     def _add(self, layer: int, block: Block, keys: Tensor) -> None:
         slots = keys.shape[1] - block.after

@@ -53,7 +53,8 @@ SPEC = TechniqueSpec(
 
 def short_keys(layer: int, cached: CachedLayer) -> Tensor:
     """Scores [Hkv, S]: minus the norm of each key."""
-    return -widened(cached.keys).norm(dim=-1)
+    lengths: Tensor = widened(cached.keys).norm(dim=-1)
+    return -lengths
 
 
 def bind(config: Config, context: object) -> Selector:

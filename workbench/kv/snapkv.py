@@ -111,7 +111,8 @@ class WindowSelection:
             queries = cached.keys.new_zeros((0, len(cached.keys), cached.keys.shape[-1]))
         scores = snap_scores(queries[-slots:], cached.keys, self._config.pool)
         check_scores(scores, layer, "snapkv")
-        return tuple(top_slots(scores, self._budget, self._rules.sinks, self._config.recent))
+        kept = top_slots(scores, self._budget, self._rules.sinks, self._config.recent)
+        return tuple(kept.to(cached.positions.device))
 
     def fork(self) -> Selection:
         """A copy with the same queries."""

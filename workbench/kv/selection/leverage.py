@@ -16,7 +16,8 @@ from workbench.kv.selection.exact import widened
 
 def row_norms(x: Tensor) -> Tensor:
     """Squared norms [H, S] of rows ``x`` [H, S, D]."""
-    return widened(x).square().sum(-1)
+    out: Tensor = widened(x).square().sum(-1)
+    return out
 
 
 def projection(dim: int, rank: int, seed: int, layer: int) -> Tensor:
@@ -28,7 +29,8 @@ def projection(dim: int, rank: int, seed: int, layer: int) -> Tensor:
 def projected_norms(x: Tensor, matrix: Tensor) -> Tensor:
     """Squared norms [H, S] of ``x`` [H, S, D] times ``matrix`` [D, r]."""
     wide = widened(x)
-    return (wide @ matrix.to(wide)).square().sum(-1)
+    out: Tensor = (wide @ matrix.to(wide)).square().sum(-1)
+    return out
 
 
 def leverage_scores(x: Tensor) -> Tensor:
@@ -43,7 +45,8 @@ def leverage_scores(x: Tensor) -> Tensor:
     u, s, _ = torch.linalg.svd(wide, full_matrices=False)
     precision = torch.finfo(x.dtype if x.dtype.is_floating_point else torch.float64).eps
     real = s > s[..., :1] * max(wide.shape[-2:]) * precision
-    return (u.square() * real[..., None, :]).sum(-1)
+    out: Tensor = (u.square() * real[..., None, :]).sum(-1)
+    return out
 
 
 def normalised(scores: Tensor, window: int = 0) -> Tensor:

@@ -63,7 +63,8 @@ class CacheOnly:
         """The best ``budget`` slots of each head; raises :class:`RequestError` for scores not finite."""
         scores = self.score(layer, cached)
         check_scores(scores, layer, self.method)
-        return tuple(top_slots(scores, self.budget, self.rules.sinks, self.rules.recent))
+        kept = top_slots(scores, self.budget, self.rules.sinks, self.rules.recent)
+        return tuple(kept.to(cached.positions.device))
 
     def fork(self) -> Selection:
         """Itself: nothing to copy."""
