@@ -13,10 +13,12 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from workbench.engine.cold import Found
+from workbench.engine.cold_pages import ColdPages
 from workbench.engine.compaction import Rows, gather_rows, put_rows
 from workbench.engine.kv_bytes import kv_bytes
 from workbench.engine.pages import NULL_PAGE, PagePool
-from workbench.engine.prefix import Index, Match
+from workbench.engine.prefix import Index, Match, Published
 from workbench.engine.sequence import Sequence
 from workbench.engine.store import PageStore
 from workbench.engine.windows import Windows
@@ -29,6 +31,7 @@ class KVCache:
     admission (the layout before paging); 0 means pages on demand.
     ``windows`` are the groups' attention windows (None: all keys). Pages that lie wholly behind a window are
     given back as the sequence grows; the null page takes their place in its table.
+    ``cold``, if given later, takes the cached pages that a pool has to give up.
     ``namespace`` is the part of every cache key that does not depend on the request (law 4).
     """
 
@@ -50,6 +53,7 @@ class KVCache:
         self.index = index
         self.reserve = reserve
         self.windows = Windows([] if reserve else windows, len(self.stores), page_size)
+        self.cold: ColdPages | None = None
         self.copies = 0
         self.pools = [PagePool(pages, page_size, self._evictor(g)) for g in range(len(self.stores))]
 
@@ -74,7 +78,8 @@ class KVCache:
         A page of which only the head is wanted is copied: its rows behind are another prompt's.
         """
         full, partial, rows = self.match(seq)
-        if partial is not None and not all(store.copies_rows for store in self.stores):
+        found = self._cold_run(seq, full)
+        if partial is not None and (found or not all(store.copies_rows for store in self.stores)):
             partial, rows = None, 0
         held = [*full, partial] if partial is not None else full
         seen = [self.windows.behind(g, len(full) * self.page_size + rows) for g in range(len(self.pools))]
@@ -95,6 +100,8 @@ class KVCache:
         seq.tables = [a + b for a, b in zip(shared, fresh, strict=True)]
         seq.chain = list(full)
         seq.computed = len(full) * self.page_size + rows
+        if found:
+            self._thaw(seq, found)
         if not seq.preemptions:  # a resumed sequence finds its own pages again: those saved nothing
             seq.cached_tokens = seq.computed
         return True
@@ -244,12 +251,20 @@ class KVCache:
             pool.unpublish_all()
         if self.index is not None:
             self.index.clear()
+        if self.cold is not None:
+            self.cold.clear()
+
+    def close(self) -> None:
+        """Nobody uses the cache any more: leave no files behind. Closing twice is fine."""
+        if self.cold is not None:
+            self.cold.tier.close()
 
     # -- books -------------------------------------------------------------------------------------------
 
     def nbytes(self, running: Seq[Sequence]) -> dict[str, int]:
         """Bytes by category, adding up to the storages held (:func:`workbench.engine.kv_bytes.kv_bytes`)."""
-        return kv_bytes(self.pools, self.stores, running)
+        cold = self.cold.tier.nbytes() if self.cold is not None else {}
+        return {**kv_bytes(self.pools, self.stores, running), **cold}
 
     def check(self) -> None:
         """Raise :class:`InvariantError` unless the books of every group balance."""
@@ -272,6 +287,32 @@ class KVCache:
             store.reset(pages)
         return taken
 
+    def _cold_run(self, seq: Sequence, full: Seq[Published]) -> list[Found]:
+        """What the cold tier has behind the pages found, at least one token left out."""
+        if self.cold is None or self.index is None or seq.params.prompt_logprobs is not None:
+            return []
+        limit = min(len(seq.tokens) - 1, len(seq.tokens) if seq.shareable is None else seq.shareable)
+        return self.cold.run(self._namespace(seq), seq.tokens, full, limit)
+
+    def _thaw(self, seq: Sequence, found: Seq[Found]) -> None:
+        """Fill fresh pages of an admitted sequence with what the cold tier has, and publish them."""
+        if self.cold is None or self.index is None:
+            return
+        known = len(seq.chain)
+        end = known + self.cold.thaw(found, seq.tables, known)
+        for g, (pool, table) in enumerate(zip(self.pools, seq.tables, strict=True)):
+            lost = [known + n for n, page in enumerate(found[: end - known]) if page.gone[g]]
+            pool.release([table[i] for i in lost])
+            for i in lost:
+                table[i] = NULL_PAGE
+        if end > known:
+            seq.computed = end * self.page_size
+            self._publish(self.index, seq, end)
+            self.cold.note(
+                e for i, e in enumerate(seq.chain) if i >= known and e.pages[0] == seq.tables[0][i]
+            )
+            self._drop_behind_windows(seq)
+
     def _evictor(self, group: int):  # type: ignore[no-untyped-def]
         """What happens when a pool takes a cached page: with it goes the entry that names it, unless only a
         window has lost a page that longer matches do not need."""
@@ -283,6 +324,8 @@ class KVCache:
                 self.index.lose_page(group, page)
                 return
             entry = self.index.drop_page(group, page)
+            if entry is not None and self.cold is not None:
+                self.cold.give_up(entry)
             for g, p in enumerate(entry.pages if entry else ()):
                 if g != group and p != NULL_PAGE:
                     self.pools[g].unpublish(p)

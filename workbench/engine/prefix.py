@@ -32,6 +32,21 @@ class Published(Protocol):
 
     pages: tuple[int, ...]
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Its token ids."""
+        ...
+
+    @property
+    def parent(self) -> Published | None:
+        """The page before it, None at the beginning of a sequence."""
+        ...
+
+    @property
+    def namespace(self) -> bytes:
+        """What else shaped its bytes."""
+        ...
+
 
 E = TypeVar("E", bound=Published)
 

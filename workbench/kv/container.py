@@ -50,43 +50,68 @@ class Payload:
 
 
 def write_payload(
-    kind: str, version: int, header: Mapping[str, Any], streams: Mapping[str, bytes | bytearray]
+    kind: str, version: int, header: Mapping[str, Any], streams: Mapping[str, bytes | bytearray | memoryview]
 ) -> bytes:
     """The bytes of a payload; equal arguments give equal bytes."""
+    return b"".join((payload_head(kind, version, header, streams), *streams.values()))
+
+
+def payload_head(
+    kind: str, version: int, header: Mapping[str, Any], streams: Mapping[str, bytes | bytearray | memoryview]
+) -> bytes:
+    """What comes before the streams, for whoever writes those one after the other."""
     table = [[name, len(data), zlib.crc32(data)] for name, data in streams.items()]
     text = json.dumps(
         {"header": header, "streams": table}, sort_keys=True, separators=(",", ":"), allow_nan=False
     ).encode()
     total = START + len(text) + sum(len(d) for d in streams.values())
     prefix = _PREFIX.pack(MAGIC, kind.encode("ascii"), version, len(text), total)
-    return b"".join((prefix, _CRC.pack(zlib.crc32(text, zlib.crc32(prefix))), text, *streams.values()))
+    return b"".join((prefix, _CRC.pack(zlib.crc32(text, zlib.crc32(prefix))), text))
 
 
-def read_payload(data: bytes | memoryview, kind: str, version: int) -> Payload:
-    """Check and split a payload of format ``kind``.
+@dataclass(frozen=True)
+class Head:
+    """A checked prefix and header: ``table`` names the streams, their bytes and checksums from ``at`` on."""
 
-    Raises :class:`PayloadError`, naming what is wrong and at which byte, when it is truncated or longer than
-    it says, damaged, of another format, or of a version other than ``version``.
+    header: dict[str, Any]
+    table: list[tuple[str, int, int]]
+    at: int
+
+
+def head_size(data: bytes | memoryview, length: int) -> int:
+    """Bytes of prefix and header of a payload of ``length`` bytes that begins with ``data``.
+
+    Raises :class:`PayloadError` when it is no payload, or not as long as it says.
     """
-    view = memoryview(data)
-    if len(view) < START:
-        raise PayloadError(f"Stored KV begins with {START} bytes; only {len(view)} are here.", hint=_AGAIN)
-    magic, name, found, size, total = _PREFIX.unpack(view[: _PREFIX.size])
+    if len(data) < START:
+        raise PayloadError(f"Stored KV begins with {START} bytes; only {len(data)} are here.", hint=_AGAIN)
+    magic, _, _, size, total = _PREFIX.unpack(data[: _PREFIX.size])
     if magic != MAGIC:
         raise PayloadError(
             "This is no stored KV: its first four bytes are not the mark.", hint="Check the file."
         )
-    if START + size > len(view) or total != len(view):
+    if START + size > length or total != length:
         raise PayloadError(
-            f"The stored KV should have {max(total, START + size):,} bytes; {len(view):,} are here.",
+            f"The stored KV should have {max(total, START + size):,} bytes; {length:,} are here.",
             hint=_AGAIN,
         )
-    text = bytes(view[START : START + size])
+    return START + int(size)
+
+
+def read_head(data: bytes | memoryview, length: int, kind: str, version: int) -> Head:
+    """Check prefix and header of a payload of ``length`` bytes; ``data`` begins with them.
+
+    Raises :class:`PayloadError` as :func:`read_payload` does, but for the streams.
+    """
+    view = memoryview(data)
+    end = head_size(view, length)
+    if len(view) < end:
+        raise PayloadError(f"The header of the stored KV ends at byte {end:,}; not all is here.", hint=_AGAIN)
+    _, name, found, _, _ = _PREFIX.unpack(view[: _PREFIX.size])
+    text = bytes(view[START:end])
     (crc,) = _CRC.unpack(view[_PREFIX.size : START])
     if zlib.crc32(text, zlib.crc32(view[: _PREFIX.size])) != crc:
-        raise PayloadError(
-            f"The header of the stored KV (bytes 0 to {START + size}) is damaged.", hint=_AGAIN
-        )
+        raise PayloadError(f"The header of the stored KV (bytes 0 to {end}) is damaged.", hint=_AGAIN)
     if name.rstrip(b"\0") != kind.encode("ascii"):
         raise PayloadError(
             f"The stored KV is in format {name.rstrip(bytes(1)).decode('ascii', 'replace')!r}, not {kind!r}.",
@@ -102,7 +127,18 @@ def read_payload(data: bytes | memoryview, kind: str, version: int) -> Payload:
         header, table = dict(told["header"]), [(str(n), int(b), int(c)) for n, b, c in told["streams"]]
     except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise PayloadError(f"The header of the stored KV cannot be read: {err}.", hint=_AGAIN) from None
-    return Payload(header, _streams(view, START + size, table))
+    return Head(header, table, end)
+
+
+def read_payload(data: bytes | memoryview, kind: str, version: int) -> Payload:
+    """Check and split a payload of format ``kind``.
+
+    Raises :class:`PayloadError`, naming what is wrong and at which byte, when it is truncated or longer than
+    it says, damaged, of another format, or of a version other than ``version``.
+    """
+    view = memoryview(data)
+    head = read_head(view, len(view), kind, version)
+    return Payload(head.header, _streams(view, head.at, head.table))
 
 
 def _streams(view: memoryview, at: int, table: list[tuple[str, int, int]]) -> dict[str, memoryview]:

@@ -87,7 +87,7 @@ class CacheGen:
             report(progress, (layer + 1) / layers, f"coding layer {layer + 1} of {layers}")
         return write_payload(KIND, VERSION, header.to_json(), streams)
 
-    def open(self, data: bytes) -> StoredChunk:
+    def open(self, data: bytes | memoryview) -> StoredChunk:
         """Check a payload; its layers are then decoded one by one.
 
         Raises :class:`PayloadError` when it is damaged, or belongs to another model or calibration.

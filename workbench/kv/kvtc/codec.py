@@ -81,7 +81,7 @@ class Kvtc:
         encoder.push(rows)
         return encoder.payload()
 
-    def open(self, data: bytes) -> Stored:
+    def open(self, data: bytes | memoryview) -> Stored:
         """Check a payload and undo its entropy coding; layers are then decoded one by one.
 
         Raises :class:`PayloadError` when it is damaged, or belongs to another model or calibration.

@@ -1,0 +1,83 @@
+"""CacheGen for pages at rest: chunks of 160 tokens at one level, one after the other in one stream."""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+from torch import Tensor
+
+from workbench.engine.at_rest import Bytes
+from workbench.kv.at_rest import StoredRows
+from workbench.kv.cached import CachedRows
+from workbench.kv.cachegen.codec import CacheGen
+from workbench.kv.cachegen.context import CHUNK, encode_context
+from workbench.kv.cachegen.layout import Layout
+from workbench.kv.cachegen.levels import Level
+from workbench.kv.cachegen.stored import StoredChunk
+from workbench.models.config import ModelConfig
+from workbench.models.progress import Cancel, Progress
+from workbench.spec.errors import PayloadError
+
+_LENGTH = struct.Struct("<I")
+
+
+def full_layout(config: ModelConfig) -> Layout:
+    """The layout of a model whose layers with a sliding window are stored elsewhere."""
+    layout = Layout(config)
+    layout.windows = tuple(None if w is None else 0 for w in layout.windows)
+    return layout
+
+
+class CacheGenRows:
+    """A :class:`workbench.kv.at_rest.RowCodec` around a codec made with :func:`full_layout`."""
+
+    name = "cachegen"
+
+    def __init__(self, codec: CacheGen, level: Level, chunk: int = CHUNK) -> None:
+        self.codec, self.level, self.chunk = codec, level, chunk
+
+    @property
+    def key(self) -> str:
+        """The codec's at its level, and how contexts are cut."""
+        return f"{self.codec.key(self.level)}/{self.chunk}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tables that the level needs."""
+        return self.codec.artefact.nbytes(self.level)
+
+    def encode(
+        self, rows: CachedRows, progress: Progress | None = None, cancel: Cancel | None = None
+    ) -> bytes:
+        """Each chunk behind its length, uint32 little endian."""
+        chunks = encode_context(
+            self.codec, rows, [self.level], chunk=self.chunk, progress=progress, cancel=cancel
+        )
+        return b"".join(part for (data,) in chunks for part in (_LENGTH.pack(len(data)), data))
+
+    def open(self, data: Bytes) -> StoredRows:
+        """Check every chunk; raises :class:`PayloadError` for whatever is wrong with one, or a false length."""
+        view, at, chunks = memoryview(data), 0, list[StoredChunk]()
+        while at < len(view):
+            if at + _LENGTH.size > len(view):
+                raise PayloadError("The stored chunks end inside a length.", hint="Save them again.")
+            (size,) = _LENGTH.unpack(view[at : at + _LENGTH.size])
+            at += _LENGTH.size
+            chunks.append(self.codec.open(view[at : at + size]))
+            at += size
+        if not chunks:
+            raise PayloadError("The stored KV has no chunks.", hint="Save it again.")
+        return _Joined(chunks)
+
+
+class _Joined:
+    """Chunks one after the other."""
+
+    def __init__(self, chunks: list[StoredChunk]) -> None:
+        self._chunks = chunks
+        self.positions = torch.cat([c.positions for c in chunks])
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        parts = [c.layer(layer) for c in self._chunks]
+        return torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])
