@@ -25,7 +25,7 @@ from workbench.core.state import EngineState
 from workbench.core.worker import Listener, Task, Worker
 from workbench.engine.params import SamplingParams
 from workbench.engine.seams import LogitsMask
-from workbench.engine.snapshot import PageSnapshot, page_snapshot
+from workbench.engine.snapshot import PageSnapshot, SequenceKept, kept_snapshot, page_snapshot
 from workbench.models.chat import Message
 from workbench.models.decoder import Decoder
 from workbench.models.progress import Progress
@@ -210,6 +210,12 @@ class Session:
         engine = self._state.engine
         mine = get_ident() == self._worker.ident
         return page_snapshot(engine) if engine is not None and mine else None
+
+    def kept(self) -> tuple[SequenceKept, ...]:
+        """What a KV selector kept of each running sequence. Only for listeners, as :meth:`pages`."""
+        engine = self._state.engine
+        mine = get_ident() == self._worker.ident
+        return kept_snapshot(engine) if engine is not None and mine else ()
 
     def memory(self) -> dict[str, int]:
         """Bytes held by category, as of the last step or change; ``weights_kept`` are sets not in use now.

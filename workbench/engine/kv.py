@@ -145,7 +145,8 @@ class KVCache:
             parent.computed,
             parent.computed,
         )
-        child.dropped, child.shift, child.kept = list(parent.dropped), parent.shift, dict(parent.kept)
+        child.dropped, child.shift = list(parent.dropped), parent.shift
+        child.kept, child.selected = dict(parent.kept), parent.selected
         child.selection = parent.selection.fork() if parent.selection is not None else None
         if not self.reserve:
             for pool, table in zip(self.pools, parent.tables, strict=True):
@@ -243,7 +244,8 @@ class KVCache:
             pool.release(table)
             store.release([p for p in table if p != NULL_PAGE and pool.refs[p] == 0])
         seq.tables, seq.chain, seq.computed = [], [], 0
-        seq.dropped, seq.shift, seq.kept, seq.selection = [], 0, {}, None
+        seq.dropped, seq.shift, seq.selection = [], 0, None
+        seq.kept, seq.selected = {}, 0
 
     def forget_prefixes(self) -> None:
         """Drop every cached page, for a benchmark that must start cold."""

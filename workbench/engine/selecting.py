@@ -163,7 +163,7 @@ class Selecting:
             return True  # nothing is dropped
         if not self._kv.compact(seq, keep, self._turn if selector.rerotates else None):
             return False
-        seq.kept = kept
+        seq.kept, seq.selected = kept, seq.computed
         if selector.rerotates:
             seq.shift = max(seq.dropped)
         return True

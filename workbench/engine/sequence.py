@@ -55,6 +55,7 @@ class Sequence:
     dropped: list[int] = field(default_factory=list)  # tokens a selector dropped, per KV group
     shift: int = 0  # how far positions moved back behind them
     kept: dict[int, list[Tensor]] = field(default_factory=dict)  # layer: int32 tokens kept, per KV head
+    selected: int = 0  # tokens that were there when it was last thinned out; later ones are all kept
     state: Literal["waiting", "running", "finished"] = "waiting"
     finish: FinishReason | None = None
     stream: TextStream | None = None

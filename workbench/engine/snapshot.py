@@ -65,3 +65,27 @@ def page_snapshot(engine: Engine) -> PageSnapshot:
             )
         )
     return PageSnapshot(engine.steps, tuple(groups))
+
+
+@dataclass(frozen=True)
+class SequenceKept:
+    """What a KV selector left of one running sequence: token numbers by layer and KV head, ascending.
+
+    Every head sees these, and all tokens from ``since`` on. ``computed`` tokens went through the model.
+    """
+
+    request_id: str
+    sample: int
+    computed: int
+    since: int
+    layers: dict[int, tuple[tuple[int, ...], ...]]
+
+
+def kept_snapshot(engine: Engine) -> tuple[SequenceKept, ...]:
+    """The kept tokens of every running sequence that has been thinned out."""
+    out = []
+    for seq in engine.scheduler.running:
+        layers = {layer: tuple(tuple(t.tolist()) for t in heads) for layer, heads in seq.kept.items()}
+        if layers:
+            out.append(SequenceKept(seq.request.id, seq.sample, seq.computed, seq.selected, layers))
+    return tuple(out)

@@ -12,6 +12,7 @@ import torch
 from workbench.core import catalog
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
+from workbench.engine.snapshot import kept_snapshot
 from workbench.spec.errors import RequestError
 from workbench.spec.technique import TechniqueSpec
 
@@ -128,6 +129,19 @@ def test_coded_rows_move_as_they_are(lab, scripted_selection, engine_with, codec
                 assert torch.equal(mine[layer, h, : len(tokens)], theirs[layer, h, tokens.long()])
     while engine.has_work:
         engine.step()
+
+
+def test_what_was_kept_can_be_shown(lab, scripted_selection, engine_with):
+    engine = engine_with(scripted_selection.Scripted(share=0.25))
+    prompt = lab.prompts_of(1, seed=1, low=64, high=65)[0]
+    engine.add(Request("a", tuple(prompt), SamplingParams(max_tokens=8, ignore_eos=True)))
+    assert kept_snapshot(engine) == ()
+    engine.step()
+    engine.step()
+    (shown,) = kept_snapshot(engine)
+    assert (shown.request_id, shown.computed, shown.since) == ("a", 65, 64)
+    assert [len(heads) for heads in shown.layers.values()] == [2, 2]
+    assert all(len(tokens) == 16 and max(tokens) < 64 for heads in shown.layers.values() for tokens in heads)
 
 
 def test_freed_memory_is_real(lab, scripted_selection, engine_with):
