@@ -124,8 +124,8 @@ class Lanes:
         if self.note:
             out.layout.annotations[0].update(y=0, yshift=-(54 + 62 * (len(self.frames) > 1)))
         if len(self.frames) > 1:
-            out.update_layout(sliders=[self._slider(each, INKS[theme])], height=out.layout.height + 76)
-            out.layout.margin.b += 76
+            out.update_layout(sliders=[self._slider(each, INKS[theme])], height=out.layout.height + 88)
+            out.layout.margin.b += 88
         return out
 
     def live(self) -> Any:
@@ -188,7 +188,7 @@ class Lanes:
             "steps": steps,
             "currentvalue": {"prefix": "", "xanchor": "left", "font": {"size": 12, "color": ink["text"]}},
             "font": {"size": 1, "color": "rgba(0,0,0,0)"},
-            "pad": {"t": 48},
+            "pad": {"t": 60},
             "ticklen": 3,
             "tickcolor": ink["axis"],
             "bgcolor": ink["grid"],

@@ -19,7 +19,11 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = {"model", "device", "seed", "budget_s", "profile"}
 #: What only one notebook takes, and a phrase that its exported page must show.
 OWN = {"40_attention_kernels": {"kernel", "build", "gpu_report"}}
-TOLD = {"00_start": "KV in use", "40_attention_kernels": "running max m"}
+TOLD = {
+    "00_start": "KV in use",
+    "10_paged_kv": "found by radix tree",
+    "40_attention_kernels": "running max m",
+}
 SMOKE = {"model": "tiny", "profile": "smoke", "budget_s": 5.0, "seed": 3}
 
 

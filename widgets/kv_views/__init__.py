@@ -12,6 +12,8 @@ from typing import Any
 
 _WHERE = {
     "draw_bytes": "byte_time",
+    "measure_hits": "page_use",
+    "measure_use": "page_use",
     "watch_pages": "page_film",
 }
 

@@ -96,9 +96,10 @@ function render({ model, el: root }) {
   };
   asText.addEventListener("toggle", draw);
   const controls = last > 0 && el("div", { class: "iwb-actions" }, back, slider, on);
-  // JupyterLab would take the arrow keys that move the slider.
-  root.append(el("section", { class: "iwb-root iwb-lanes", "data-lm-suppress-shortcuts": "true", "aria-label": p.title },
-    el("h4", { text: p.title }), controls, words, canvas, legend, p.note && el("p", { class: "iwb-note", text: p.note }), asText));
+  const all = el("section", { class: "iwb-root iwb-lanes", "data-lm-suppress-shortcuts": "true", "aria-label": p.title },
+    el("h4", { text: p.title }), controls, words, canvas, legend, p.note && el("p", { class: "iwb-note", text: p.note }), asText);
+  all.addEventListener("keydown", (event) => event.stopPropagation()); // JupyterLab would take the arrow keys
+  root.append(all);
   model.on("change:at", draw);
   const watch = new ResizeObserver(draw);
   watch.observe(root);
