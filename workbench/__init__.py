@@ -1,8 +1,9 @@
 """Inference Workbench: LLM inference techniques as an engine small enough to read.
 
 ``Session`` runs recipes on a model, ``Recipe`` says which techniques are on, ``catalog`` lists them,
-``compare`` puts two runs side by side. Everything heavy is imported when it is first used; before that, how
-OpenMP's threads wait is set for a machine that is shared (:mod:`workbench.spec.openmp`).
+``measure`` says what they cost, ``compare`` puts two runs side by side. Everything heavy is imported when it
+is first used; before that, how OpenMP's threads wait is set for a machine that is shared
+(:mod:`workbench.spec.openmp`).
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from workbench.spec import openmp as _openmp
 _openmp.wait_briefly()
 
 if TYPE_CHECKING:
-    from workbench.core import catalog
+    from workbench.core import catalog, measure
     from workbench.core.session import Session
     from workbench.engine.params import SamplingParams
     from workbench.records.compare import compare
     from workbench.spec.plan import EngineLimits
     from workbench.spec.recipe import Recipe, Use
 
-__all__ = ["EngineLimits", "Recipe", "SamplingParams", "Session", "Use", "catalog", "compare"]
+__all__ = ["EngineLimits", "Recipe", "SamplingParams", "Session", "Use", "catalog", "compare", "measure"]
 
 _HOMES = {
     "EngineLimits": "workbench.spec.plan",
@@ -32,6 +33,7 @@ _HOMES = {
     "Use": "workbench.spec.recipe",
     "catalog": "workbench.core.catalog",
     "compare": "workbench.records.compare",
+    "measure": "workbench.core.measure",
 }
 
 
@@ -40,7 +42,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
     module = importlib.import_module(home)
-    return module if home.endswith(f".{name}") and name == "catalog" else getattr(module, name)
+    return module if name in ("catalog", "measure") else getattr(module, name)
 
 
 def __dir__() -> list[str]:

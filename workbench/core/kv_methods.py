@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from workbench.core import catalog
-from workbench.core.build import kv_codec
+from workbench.core.build import kv_codec, kv_selector, standalone_engine
 from workbench.core.kv_prepared import Clock, Prepared, then, timed_format
 from workbench.core.kv_storage_methods import STORAGE, Bench
 from workbench.kv.cached import RoundTrip
@@ -20,7 +20,7 @@ from workbench.spec.plan import Plan
 from workbench.spec.recipe import Recipe, Use
 
 Method = Recipe | RoundTrip | Prepared
-FORMATS = ("kv_codec",)  # seams whose techniques P1 can measure by what they do to rows
+FORMAT, SELECTOR = "kv_codec", "kv_selector"  # seams whose techniques are KV methods
 
 
 def method(text: str) -> Recipe:
@@ -43,24 +43,32 @@ def checked(recipe: Recipe) -> Recipe:
             continue
         spec = catalog.get(use.id).spec
         catalog.get(use.id).configure(dict(use.options))
-        if spec.seam in FORMATS:
-            kinds.append("format")
+        if spec.seam in (FORMAT, SELECTOR):
+            kinds.append("format" if spec.seam == FORMAT else "selector")
         elif spec.seam != "pages":
             raise RecipeError(
-                f"{use.id} is no KV format and no codec for storage, so P1 has nothing to code with it.",
-                hint="Measure it with --use; P1 takes " + ", ".join((*STORAGE, *formats())) + ".",
+                f"{use.id} does nothing to what is cached, so it is no KV method.",
+                hint="Measure it with --use; KV methods are " + ", ".join((*STORAGE, *named())) + ".",
             )
-    if not kinds or kinds.count("storage") > 1 or kinds != sorted(kinds):
+    stored = kinds.count("storage")
+    if not kinds or stored > 1 or (stored and ("selector" in kinds or kinds[-1] != "storage")):
         raise RecipeError(
-            f"{str(recipe)!r} is no method: one KV format, one codec for storage, or that behind the other.",
-            hint="For example kivi:bits=2, kvtc:ratio=16, or kv_fp8+kvtc:ratio=16.",
+            f"{str(recipe)!r} is no method: format and selection, or a codec for storage (behind a format).",
+            hint="For example kivi:bits=2, kvtc:ratio=16, kv_fp8+kvtc:ratio=16, or snapkv+kv_fp8.",
         )
     return recipe
 
 
-def formats() -> tuple[str, ...]:
-    """Ids of the catalogue's KV formats."""
-    return tuple(i for i in catalog.MODULES if catalog.get(i).spec.seam in FORMATS)
+def planned(recipe: Recipe) -> Recipe:
+    """What of a method an engine would plan, with pages where they are needed."""
+    rest = recipe.without(*STORAGE)
+    needed = any("paged" in catalog.get(u.id).spec.needs for u in rest)
+    return rest.with_("paged") if needed and "paged" not in rest else rest
+
+
+def named(*seams: str) -> tuple[str, ...]:
+    """Ids of the catalogue's KV formats and selectors, or of the techniques on these seams."""
+    return tuple(i for i in catalog.MODULES if catalog.get(i).spec.seam in (seams or (FORMAT, SELECTOR)))
 
 
 def grid(ids: Sequence[str] = ()) -> tuple[Recipe, ...]:
@@ -68,7 +76,7 @@ def grid(ids: Sequence[str] = ()) -> tuple[Recipe, ...]:
 
     Raises :class:`RecipeError` for an id that is no method.
     """
-    curves = {i: catalog.get(i).spec.sweep for i in formats() if i not in STORAGE}
+    curves = {i: catalog.get(i).spec.sweep for i in named() if i not in STORAGE}
     curves |= {i: s.sweep for i, s in STORAGE.items()}
     for i in ids:
         if i not in curves:
@@ -109,10 +117,14 @@ def _of(
     recipe: Recipe, bench: Bench, plan_of: Callable[[Recipe], Plan], stored: Mapping[Use, Prepared]
 ) -> Prepared:
     storage = [stored[u] for u in recipe if u.id in STORAGE]
-    rest = recipe.without(*STORAGE)
-    if not any(u.id in formats() for u in rest):
+    rest = planned(recipe)
+    if storage and not any(u.id in named() for u in rest):
         return storage[0]
     plan = plan_of(rest)
     codec = kv_codec(plan, bench.decoder, bench.progress, bench.cancel)
+    selector = kv_selector(plan, bench.decoder.config)
+    if selector is not None:
+        key = f"{selector.key}/{codec.key}/page{plan.page_size}/engine"
+        return Prepared(None, key, codec.nbytes, engine=lambda: standalone_engine(plan, bench.decoder))
     format = timed_format(codec, plan.page_size, Clock())
     return then(format, storage[0]) if storage else format

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from workbench.core.build import standalone_engine, weights_key
-from workbench.core.kv_methods import Method, checked, prepare
+from workbench.core.kv_methods import Method, checked, planned, prepare
 from workbench.core.kv_points import Points, point_key, window_part
 from workbench.core.kv_prepared import Prepared, prepared
 from workbench.core.kv_result import MethodResult, WindowResult
-from workbench.core.kv_storage_methods import STORAGE, Bench
+from workbench.core.kv_storage_methods import Bench
 from workbench.core.quality import held_out_text, quality_plans
 from workbench.core.quality_scores import WindowScores
 from workbench.core.quality_windows import QualitySettings, Window, cut
 from workbench.engine.engine import Engine
-from workbench.engine.score import score
+from workbench.engine.score import Scored, score
 from workbench.engine.sequence import Sequence as EngineSequence
 from workbench.kv.cached import CachedRows, RoundTrip
-from workbench.spec.errors import RequestError
+from workbench.spec.errors import InvariantError, RequestError
 from workbench.spec.plan import Plan
 from workbench.spec.recipe import Recipe
 
@@ -63,7 +63,7 @@ def submit_p1(
 
     for made in methods.values():
         if isinstance(made, Recipe):
-            plan_of(checked(made).without(*STORAGE))
+            plan_of(planned(checked(made)))
     plain = plan_of(Recipe())
 
     def work(job: Job, _: Engine) -> Generator[None, None, dict[str, MethodResult]]:
@@ -156,23 +156,57 @@ def _measured(
     settings: QualitySettings,
 ) -> Generator[None, None, WindowResult]:
     rows, expected = context
+    scores, first = WindowScores(), window.start - 1
+
+    def add(block: Scored) -> None:
+        if block.logits is not None:
+            at = block.begin - first
+            with torch.inference_mode():
+                scores.add(block.logits, expected[at : at + block.n], block.targets)
+
+    if method.engine is not None:
+        with torch.inference_mode():
+            own = method.engine()
+        payload = 0
+        for block in score(own, window.ids, window.start, settings.chunk):
+            if block.sequence.computed == first:
+                payload = held_16bit(own, block.sequence)
+            add(block)
+            yield
+        sixteen = rows.nbytes_16bit()
+        return WindowResult(scores, rows.tokens, sixteen, payload, sixteen, payload)
+    if method.trip is None:
+        raise InvariantError("A KV method has neither a round trip nor an engine.")
     if method.clock is not None:
         method.clock.take()
     with torch.inference_mode():
         found = method.trip(rows)
     seconds = method.clock.take() if method.clock is not None else None
-    scores = WindowScores()
-
-    def fill(sequence: EngineSequence) -> None:
-        write_rows(engine, sequence, found.rows)
-
-    for block in score(engine, window.ids, window.start, settings.chunk, fill):
-        if block.logits is not None:
-            first = block.begin + 1 - window.start
-            with torch.inference_mode():
-                scores.add(block.logits, expected[first : first + block.n], block.targets)
+    for block in score(engine, window.ids, window.start, settings.chunk, filling(engine, found.rows, first)):
+        add(block)
         yield
     return WindowResult.of(scores, rows, found, seconds)
+
+
+def filling(engine: Engine, rows: CachedRows, context: int) -> Callable[[EngineSequence], None]:
+    """Gives a sequence of ``context`` tokens these rows as its cache; there may be fewer, in their order."""
+
+    def fill(sequence: EngineSequence) -> None:
+        write_rows(engine, sequence, rows)
+        if rows.tokens < context:
+            sequence.dropped = [context - rows.tokens] * len(engine.kv.stores)
+
+    return fill
+
+
+def held_16bit(engine: Engine, sequence: EngineSequence) -> int:
+    """Bytes of a sequence's cache as its format stores it, plain rows in 16 bits, and of kept positions."""
+    held = engine.kv.nbytes([sequence])
+    geometry = engine.kv.stores[0].geometry
+    payload = held["kv_payload"]
+    if engine.kv.stores[0].codec.in_place:
+        payload = payload * 2 // geometry.dtype.itemsize
+    return payload + sum(t.nbytes for heads in sequence.kept.values() for t in heads)
 
 
 def read_rows(engine: Engine, sequence: EngineSequence, tokens: int) -> CachedRows:

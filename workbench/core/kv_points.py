@@ -24,14 +24,17 @@ _LOCK_SECONDS = 10.0
 
 
 class Points:
-    """Results by key, in one file; read once, when it is made. ``path`` None: in the cache folder."""
+    """Results by key, in one file; read once, when it is made, or not at all when it shall be ``fresh``.
 
-    def __init__(self, path: Path | None = None) -> None:
+    ``path`` None: in the cache folder.
+    """
+
+    def __init__(self, path: Path | None = None, *, fresh: bool = False) -> None:
         self.trouble = ""
         self._known: dict[str, WindowResult] = {}
         try:
             self.path: Path | None = path or cache_dir() / "points" / "p1.jsonl"
-            lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+            lines = self.path.read_bytes().splitlines() if self.path.exists() and not fresh else []
         except (OSError, StorageError) as error:
             self.path, lines, self.trouble = None, [], str(error)
         for line in lines:

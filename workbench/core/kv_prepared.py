@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
+from workbench.engine.engine import Engine
 from workbench.engine.seams import KVCodec
 from workbench.kv.cached import CachedRows, Reconstructed, RoundTrip, page_format
+from workbench.spec.errors import InvariantError
 
 
 @dataclass
@@ -44,16 +46,17 @@ class Clock:
 
 @dataclass(frozen=True)
 class Prepared:
-    """``key`` names everything that shapes what ``trip`` gives back (empty: it is not known, keep no point).
+    """``trip`` is what it does to rows; or ``engine`` makes one that does it while it computes a context.
 
-    ``shared`` bytes of artefacts are needed once per model; ``clock`` is what ``trip`` keeps time with, None
-    where nobody does.
+    ``key`` names everything that shapes the result (empty: it is not known, keep no point); ``shared`` bytes
+    of artefacts are needed once per model; ``clock`` is what ``trip`` keeps time with, if anyone does.
     """
 
-    trip: RoundTrip
+    trip: RoundTrip | None
     key: str = ""
     shared: int = 0
     clock: Clock | None = None
+    engine: Callable[[], Engine] | None = None
 
 
 def prepared(method: RoundTrip | Prepared) -> Prepared:
@@ -62,12 +65,18 @@ def prepared(method: RoundTrip | Prepared) -> Prepared:
 
 
 def then(first: Prepared, second: Prepared) -> Prepared:
-    """``second`` codes what ``first`` gives back; bytes are the second's, times are the sums of both."""
+    """``second`` codes what ``first`` gives back; bytes are the second's, times are the sums of both.
 
-    clock = Clock()
+    Raises :class:`InvariantError` for a method that is no round trip.
+    """
+    clock, one, two = Clock(), first.trip, second.trip
+    if one is None or two is None:
+        raise InvariantError(
+            "A method that needs an engine of its own cannot be put before or behind another."
+        )
 
     def run(rows: CachedRows) -> Reconstructed:
-        back = second.trip(first.trip(rows).rows)
+        back = two(one(rows).rows)
         for part in (first, second):
             if part.clock is not None:
                 spent = part.clock.take()

@@ -1,0 +1,85 @@
+"""Measuring from a script: quality, KV methods by protocol P1, sweeps. Each returns runs, ready to be kept.
+
+``from workbench import measure``; ``session`` is an open :class:`Session`, or the name of a model, for which
+one is opened with 32-bit arithmetic and closed again. Nothing of it needs a notebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from workbench.core.kv_methods import grid, method
+from workbench.core.kv_p1 import submit_p1
+from workbench.core.kv_points import Points
+from workbench.core.kv_runs import RatePoint, frontier, p1_run
+from workbench.core.quality import measure_quality
+from workbench.core.quality_windows import QualitySettings
+from workbench.core.session import Session
+from workbench.spec.events import Event, JobEvent
+from workbench.spec.plan import EngineLimits
+from workbench.spec.recipe import Recipe
+from workbench.spec.run import Run
+
+__all__ = ["Points", "QualitySettings", "RatePoint", "frontier", "grid", "method", "p1", "quality", "sweep"]
+
+Tell = Callable[[float, str], None]
+
+
+def quality(session: Session | str, recipe: Recipe | None = None, **asked: Any) -> Run:
+    """Perplexity, KL and agreement of a recipe, through its own engine; keywords of ``submit_quality``."""
+    with opened(session) as here:
+        return measure_quality(here, recipe, **asked)
+
+
+def p1(
+    session: Session | str,
+    *methods: str | Recipe,
+    text: str | Path | None = None,
+    ids: Sequence[int] | None = None,
+    settings: QualitySettings | None = None,
+    points: Points | None = None,
+    tell: Tell = lambda fraction, what: None,
+) -> list[Run]:
+    """Protocol P1 of several methods (``"kivi:bits=2"``, ``"kvtc:ratio=16"``), a run each, in order.
+
+    ``text`` and ``ids`` are those of ``submit_quality``; what ``points`` has is not measured again. Raises
+    what :func:`workbench.core.kv_methods.method` and ``submit_p1`` do; an interrupt cancels.
+    """
+    settings = settings or QualitySettings(greedy=0)
+    named = {str(m): m if isinstance(m, Recipe) else method(m) for m in methods}
+    with opened(session) as here:
+        job = submit_p1(here, dict(named), text=text, ids=ids, settings=settings, points=points)
+
+        def listen(event: Event) -> None:
+            if isinstance(event, JobEvent) and event.job_id == job.id and event.total:
+                tell(event.done / event.total, event.message)
+
+        stop = here.listen(listen)
+        try:
+            found = job.result()
+        finally:
+            stop()
+        return [p1_run(here.plan, named[n], r, settings, here.profile) for n, r in found.items()]
+
+
+def sweep(session: Session | str, techniques: Sequence[str] = (), **asked: Any) -> list[Run]:
+    """Every point of the curves of ``techniques`` (none: of all), by P1; keywords of :func:`p1`.
+
+    Points are kept in the cache folder, so that a sweep that was stopped goes on where it was.
+    """
+    asked.setdefault("points", Points())
+    return p1(session, *grid(techniques), **asked)
+
+
+@contextmanager
+def opened(session: Session | str) -> Iterator[Session]:
+    """The session itself, or one of a model that is closed at the end."""
+    if isinstance(session, Session):
+        yield session
+        return
+    limits = EngineLimits(kv_pool_tokens=64, max_sequences=1, max_context=64)  # measuring has its own pool
+    with Session(session, dtype="float32", limits=limits) as made:
+        yield made
