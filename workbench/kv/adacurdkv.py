@@ -51,6 +51,7 @@ SPEC = TechniqueSpec(
     paper="https://arxiv.org/abs/2509.15038",
     claims_slot=("kv_selection",),
     needs=("paged",),
+    sweep=("", "recent=64", "keep=0.25,recent=64"),
     claims=(
         Claim(
             "LongBench average 49.1 at 30% eviction and 35.1 at 90% (full cache 45.7).",

@@ -98,6 +98,7 @@ SPEC = TechniqueSpec(
     paper="https://arxiv.org/abs/2509.15038",
     claims_slot=("kv_selection",),
     needs=("paged",),
+    sweep=("", "recent=64", "score=value,recent=64", "keep=0.25,score=value,recent=64"),
     claims=(
         Claim(
             "LongBench average 48.9 at 30% eviction and 35.7 at 90% (full cache 45.7; SnapKV 45.3 and 33.7).",

@@ -57,6 +57,7 @@ SPEC = TechniqueSpec(
     paper="https://arxiv.org/abs/2510.00636",
     claims_slot=("kv_selection",),
     needs=("paged",),
+    sweep=("keep=0.75", "", "keep=0.25"),
 )
 
 

@@ -51,6 +51,7 @@ SPEC = TechniqueSpec(
     paper="https://arxiv.org/abs/2306.14048",
     claims_slot=("kv_selection",),
     needs=("paged",),
+    sweep=("keep=0.75", "", "keep=0.25"),
     claims=(
         Claim(
             "Up to 29x the throughput of DeepSpeed Zero-Inference and Accelerate, 3x that of FlexGen.",

@@ -41,6 +41,7 @@ SPEC = TechniqueSpec(
     paper="https://arxiv.org/abs/2406.11430",
     claims_slot=("kv_selection",),
     needs=("paged",),
+    sweep=("", "recent=64", "keep=0.25,recent=64"),
     claims=(
         Claim(
             "RULER needle-in-a-haystack 71.8 at 30% eviction.",

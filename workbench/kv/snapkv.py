@@ -61,6 +61,7 @@ SPEC = TechniqueSpec(
     paper="https://arxiv.org/abs/2404.14469",
     claims_slot=("kv_selection",),
     needs=("paged",),
+    sweep=("keep=0.75", "", "keep=0.25"),
     claims=(
         Claim(
             "3.6x faster generation and 8.2x less memory.",

@@ -46,6 +46,7 @@ SPEC = TechniqueSpec(
     paper="https://arxiv.org/abs/2309.17453",
     claims_slot=("kv_selection",),
     needs=("paged",),
+    sweep=("keep=0.75", "", "keep=0.25"),
     claims=(
         Claim(
             "RULER needle-in-a-haystack 68.2 at 30% eviction (full cache: not quoted).",
