@@ -15,7 +15,17 @@ from typing import Any
 
 import typer
 
-from workbench.cli import benching, catalogue, generate, gpu_check, kernels, launch, measuring, stored
+from workbench.cli import (
+    benching,
+    catalogue,
+    generate,
+    gpu_check,
+    kernels,
+    launch,
+    measuring,
+    stored,
+    sweeping,
+)
 from workbench.cli.failure import report
 from workbench.cli.output import only_json
 from workbench.cli.start import HINT, MESSAGE
@@ -69,6 +79,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": catalogue.plan_recipe,
     "run": generate.run,
     "measure": measuring.measure,
+    "sweep": sweeping.sweep,
     "bench": benching.bench,
     "kernels": kernels.list_kernels,
     "gpu-check": gpu_check.gpu_check,
