@@ -16,6 +16,8 @@ from workbench.kv.kv_fp8 import Fp8Codec
 from workbench.kv.kv_int8 import Int8Codec
 from workbench.kv.plain import PlainCodec
 from workbench.kv.ranges import VARIANTS, KVRanges
+from workbench.kv.xquant.codec import XQuantCodec
+from workbench.kv.xquant.schedule import Schedule, Side
 from workbench.numerics.packing import pack, packed_size, unpack
 
 HEADS, DIM, SIZE, PAGES = 2, 64, 32, 3
@@ -36,7 +38,9 @@ TOKEN = [
     Fp4Codec(rotate=True, affine=True, ranges=RANGES).at(0),
     Fp4Codec("mxfp4"),
 ]
-PAGE = [KiviCodec(4, 16, 32), KiviCodec(2, 16, 32), KiviCodec(2, 8, 32)]
+WIDTHS = Schedule((Side(1), Side(2)), (Side(2), Side(1)))
+PAGE: list[KVCodec] = [KiviCodec(4, 16, 32), KiviCodec(2, 16, 32), KiviCodec(2, 8, 32)]
+PAGE += [XQuantCodec(WIDTHS, WIDTHS, group=16, residual=32).at(i) for i in range(2)]
 
 
 def planes_of(codec: KVCodec, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from workbench.kv.ranges import KVRanges
+from workbench.kv.xquant.harm import SharingHarm
 from workbench.models.config import ModelConfig
 from workbench.spec.plan import Numerics
 
@@ -20,4 +21,5 @@ class BindContext:
     numerics: Numerics
     device: torch.device
     page_size: int
-    kv_ranges: KVRanges | None = None  # of techniques that are calibrated, once it was measured
+    kv_ranges: KVRanges | None = None  # these two: of techniques that are calibrated, once it was measured
+    kv_sharing: SharingHarm | None = None

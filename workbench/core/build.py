@@ -15,6 +15,7 @@ from workbench.core import catalog
 from workbench.core.binding import BindContext
 from workbench.core.kv_calibration import kv_ranges
 from workbench.core.room import require_pool
+from workbench.core.xquant_calibration import sharing_harm
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
@@ -24,7 +25,6 @@ from workbench.engine.selection import KVSelector
 from workbench.engine.store import PageStore, pool_nbytes
 from workbench.engine.text import MakeStream
 from workbench.kv.plain import PlainCodec
-from workbench.kv.ranges import KVRanges
 from workbench.models.config import KVGroup, ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.plain import plain_pack
@@ -35,7 +35,7 @@ from workbench.spec.plan import Plan
 from workbench.spec.recipe import Recipe
 
 
-def context_of(plan: Plan, config: ModelConfig, ranges: KVRanges | None = None) -> BindContext:
+def context_of(plan: Plan, config: ModelConfig, **measured: Any) -> BindContext:
     """What the plan's techniques may know when they bind."""
     return BindContext(
         config=config,
@@ -43,7 +43,7 @@ def context_of(plan: Plan, config: ModelConfig, ranges: KVRanges | None = None) 
         numerics=plan.numerics,
         device=torch.device(plan.device),
         page_size=plan.page_size,
-        kv_ranges=ranges,
+        **measured,
     )
 
 
@@ -154,20 +154,27 @@ def kv_codec(
 ) -> KVCodec:
     """The plan's KV format, calibrated if it asks for it; ``Cancelled`` while calibrating."""
     config = decoder.config
-    codec: KVCodec | None = _bound(plan, "kv_codec", config)
-    if codec is None:
-        return PlainCodec(getattr(torch, plan.dtype))
-    if codec.needs_ranges:
-        ranges = kv_ranges(
-            decoder,
-            lambda: attention_op(plan, config),
-            model=plan.model,
-            weights=weights_key(plan),
-            progress=progress,
-            cancel=cancel,
-        )
-        codec = _bound(plan, "kv_codec", config, ranges)
-    return codec
+    bound: Any = _bound(plan, "kv_codec", config)
+    codec: KVCodec = bound if bound is not None else PlainCodec(getattr(torch, plan.dtype))
+    if codec.calibration == "none":
+        return codec
+    where: dict[str, Any] = {
+        "model": plan.model,
+        "weights": weights_key(plan),
+        "progress": progress,
+        "cancel": cancel,
+    }
+
+    def op() -> AttentionOp:
+        return attention_op(plan, config)
+
+    measured: dict[str, Any] = (
+        {"kv_ranges": kv_ranges(decoder, op, **where)}
+        if codec.calibration == "ranges"
+        else {"kv_sharing": sharing_harm(decoder, op, bound, **where)}
+    )
+    calibrated: KVCodec = _bound(plan, "kv_codec", config, **measured)
+    return calibrated
 
 
 def build_kv(
@@ -260,12 +267,13 @@ def namespace(
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
 
-def _bound(plan: Plan, seam: str, config: Any, ranges: KVRanges | None = None) -> Any:
-    """The plan's technique on a seam, bound; None when the seam is left to the engine."""
+def _bound(plan: Plan, seam: str, config: Any, **measured: Any) -> Any:
+    """The plan's technique on a seam, bound, with what was measured for it (fields of the context); None when
+    the seam is left to the engine."""
     for use in plan.recipe:
         technique = catalog.get(use.id)
         if technique.spec.seam == seam:
-            return technique.bind(plan.configs[use.id], context_of(plan, config, ranges))
+            return technique.bind(plan.configs[use.id], context_of(plan, config, **measured))
     return None
 
 

@@ -31,6 +31,7 @@ MODULES: dict[str, str] = {
     "kv_int8": "workbench.kv.kv_int8",
     "kv_fp4": "workbench.kv.kv_fp4",
     "kivi": "workbench.kv.kivi",
+    "xquant": "workbench.kv.xquant",
     "streaming_llm": "workbench.kv.streaming_llm",
     "snapkv": "workbench.kv.snapkv",
     "h2o": "workbench.kv.h2o",

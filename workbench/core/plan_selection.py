@@ -64,7 +64,7 @@ def _with_format(
             f"{title} codes whole pages, whose rows cannot be moved: choose a format that codes by token."
         )
         return [Conflict(chosen, codec_id, "KV rows", remedy)]
-    if selector.per_head and codec.needs_ranges:
+    if selector.per_head and codec.calibration == "ranges":
         remedy = f"Choose a scale of {title} that is not calibrated: heads are stored apart here."
         return [Conflict(chosen, codec_id, "KV rows", remedy)]
     return []

@@ -129,8 +129,9 @@ class KVCodec(Protocol):
         ...
 
     @property
-    def needs_ranges(self) -> bool:
-        """Whether it must be bound with the calibrated ranges of keys and values before it can run."""
+    def calibration(self) -> Literal["none", "ranges", "sharing"]:
+        """What must be measured, and bound with it, before it can run: the ranges of keys and values, or what
+        layers that share codes do to the model."""
         ...
 
     @property

@@ -15,7 +15,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from workbench.engine.seams import KVCodec, PageGeometry
+from workbench.engine.planes import group_planes, layer_numbers
+from workbench.engine.seams import KVCodec, PageGeometry, PlaneSpec
 from workbench.spec.errors import InvariantError, OptionError
 
 
@@ -40,15 +41,16 @@ class PageStore:
     ) -> None:
         self.codec = codec
         self.geometry = geometry
-        known = range(geometry.layers) if layers is None else layers
-        self._codecs = [codec.at(known[i] if i < len(known) else -1) for i in range(geometry.layers)]
-        self.specs = codec.planes(geometry)
+        numbers = layer_numbers(geometry, layers)
+        self._codecs = [codec.at(n) for n in numbers]
+        made = group_planes(codec, geometry, numbers)
+        self.specs = tuple(made.specs.values())
         rows = geometry.pages + 1  # page 0 is the null page
-        self.planes = {s.name: _zeros(geometry, rows, s.dtype, s.shape) for s in self.specs}
+        self.planes = {s.name: _zeros(geometry, len(made.owners[s.name]), rows, s) for s in self.specs}
         self.positions = torch.full(
             (rows * geometry.page_size,), -1, dtype=torch.int32, device=geometry.device
         )
-        self._layers = [{n: t[i] for n, t in self.planes.items()} for i in range(geometry.layers)]
+        self._layers = [{n: self.planes[n][row] for n, row in layer.items()} for layer in made.rows]
         self._open_codec = open_codec
         self._fresh: set[int] = set()  # allocated and not written yet: they need no open row before that
         self._open_of: dict[int, int] = {}
@@ -222,7 +224,7 @@ class PageStore:
         rows = max(1, 2 * have)
         grown = {}
         for spec in self._open_codec.planes(self.geometry):
-            plane = _zeros(self.geometry, rows, spec.dtype, spec.shape)
+            plane = _zeros(self.geometry, self.geometry.layers, rows, spec)
             if have:
                 plane[:, :have] = self._open[spec.name]
             grown[spec.name] = plane
@@ -253,17 +255,17 @@ class PageStore:
 
 
 def pool_nbytes(codec: KVCodec, geometry: PageGeometry) -> int:
-    """Bytes that a :class:`PageStore` allocates when it is made."""
+    """Bytes that a :class:`PageStore` allocates when it is made; at most, of formats that differ by layer."""
     page = sum(prod(s.shape) * s.dtype.itemsize for s in codec.planes(geometry)) * geometry.layers
     return (geometry.pages + 1) * (page + geometry.page_size * torch.int32.itemsize)
 
 
-def _zeros(geometry: PageGeometry, rows: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    whole = (geometry.layers, rows, *shape)
+def _zeros(geometry: PageGeometry, layers: int, rows: int, spec: PlaneSpec) -> Tensor:
+    whole = (layers, rows, *spec.shape)
     try:
-        return torch.zeros(whole, dtype=dtype, device=geometry.device)
+        return torch.zeros(whole, dtype=spec.dtype, device=geometry.device)
     except RuntimeError:  # torch's only word for memory that the machine refuses
-        gib = prod(whole) * dtype.itemsize / 2**30
+        gib = prod(whole) * spec.dtype.itemsize / 2**30
         raise OptionError(
             f"A part of the KV pool needs {gib:,.1f} GiB on {geometry.device}, which cannot be had.",
             hint="Lower kv_pool_tokens, or choose a smaller KV format.",

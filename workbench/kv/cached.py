@@ -62,19 +62,24 @@ def page_format(codec: KVCodec, page_size: int) -> RoundTrip:
         geometry = PageGeometry(1, heads, dim, page_size, pages, rows.k[0].dtype, rows.k[0].device)
         payload = 4 * heads * dim * (rows.tokens - whole) * len(rows.k)
         out_k, out_v = [], []
+        held: list[dict[str, Tensor]] = []
         for layer, (k, v) in enumerate(zip(rows.k, rows.v, strict=True)):
             bound = codec.at(layer)
-            planes = {
+            specs = bound.planes(geometry)
+            own = {
                 p.name: torch.zeros((pages, *p.shape), dtype=p.dtype, device=k.device)
-                for p in bound.planes(geometry)
+                for p in specs
+                if p.owner is None
             }
+            planes = own | {p.name: held[p.owner][p.name] for p in specs if p.owner is not None}
+            held.append(planes)
             where = torch.arange(whole, device=k.device)
             if codec.grain == "page":
                 where = torch.arange(pages, device=k.device)
                 bound.encode(planes, where, *(_paged(x[:whole], page_size) for x in (k, v)))
             else:
                 bound.encode(planes, where, k[:whole], v[:whole])
-            payload += sum(p.nbytes for p in planes.values()) * whole // (pages * page_size)
+            payload += sum(p.nbytes for p in own.values()) * whole // (pages * page_size)
             back = torch.empty((2, pages, heads, page_size, dim), dtype=k.dtype, device=k.device)
             bound.decode(planes, torch.arange(pages, device=k.device), back[0], back[1])
             flat = back.transpose(2, 3).reshape(2, pages * page_size, heads, dim)[:, :whole]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 
 class NoConstants:
     """A codec that is the same for every layer."""
 
     @property
-    def needs_ranges(self) -> bool:
-        """Whether anything of it comes from calibration: no."""
-        return False
+    def calibration(self) -> Literal["none", "ranges", "sharing"]:
+        """What must be measured before it can run: nothing."""
+        return "none"
 
     @property
     def nbytes(self) -> int:

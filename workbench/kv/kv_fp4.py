@@ -113,9 +113,9 @@ class Fp4Codec:
     _rows: RowIndex = field(default_factory=RowIndex, compare=False, repr=False)
 
     @property
-    def needs_ranges(self) -> bool:
-        """Whether anything of it comes from calibration."""
-        return self.affine or (self.calibrated and self.kind == "nvfp4")
+    def calibration(self) -> Literal["none", "ranges", "sharing"]:
+        """What must be measured before it can run."""
+        return "ranges" if self.affine or (self.calibrated and self.kind == "nvfp4") else "none"
 
     @property
     def nbytes(self) -> int:
@@ -125,12 +125,12 @@ class Fp4Codec:
     @property
     def key(self) -> str:
         """Format, version, transforms and calibration."""
-        ranges = self.ranges.key if self.needs_ranges and self.ranges is not None else "none"
+        ranges = self.ranges.key if self.calibration == "ranges" and self.ranges is not None else "none"
         return f"kv_fp4/1/{self.kind}/{variant(affine=self.affine, rotate=self.rotate)}/{ranges}"
 
     def at(self, layer: int) -> Fp4Codec:
         """The codec of one layer; of a drafter's (-1) with the widest range of all layers and no mean."""
-        if not self.needs_ranges:
+        if self.calibration == "none":
             return self
         if self.ranges is None:
             raise InvariantError("kv_fp4 is used before it was calibrated.")

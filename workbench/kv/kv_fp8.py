@@ -108,9 +108,9 @@ class Fp8Codec:
     _rows: RowIndex = field(default_factory=RowIndex, compare=False, repr=False)
 
     @property
-    def needs_ranges(self) -> bool:
-        """Whether its scales come from calibration."""
-        return self.scaling in ("head", "layer")
+    def calibration(self) -> Literal["none", "ranges", "sharing"]:
+        """What must be measured before it can run."""
+        return "ranges" if self.scaling in ("head", "layer") else "none"
 
     @property
     def nbytes(self) -> int:
@@ -120,12 +120,12 @@ class Fp8Codec:
     @property
     def key(self) -> str:
         """Format, version, where the scale comes from, and calibration."""
-        ranges = f"/{self.ranges.key}" if self.needs_ranges and self.ranges is not None else ""
+        ranges = f"/{self.ranges.key}" if self.calibration == "ranges" and self.ranges is not None else ""
         return f"kv_fp8/1/{self.scaling}{ranges}"
 
     def at(self, layer: int) -> Fp8Codec:
         """The codec of one layer; of a drafter's (-1) with the widest range of all layers."""
-        if not self.needs_ranges:
+        if self.calibration == "none":
             return self
         if self.ranges is None:
             raise InvariantError("kv_fp8 is used before it was calibrated.")

@@ -14,6 +14,8 @@ from workbench.kv.kv_fp8 import Fp8Codec
 from workbench.kv.kv_int8 import Int8Codec
 from workbench.kv.plain import PlainCodec
 from workbench.kv.ranges import VARIANTS, KVRanges
+from workbench.kv.xquant.codec import XQuantCodec
+from workbench.kv.xquant.schedule import Schedule, Side
 
 
 def ranges(heads: int, dim: int) -> KVRanges:
@@ -34,7 +36,9 @@ TOKEN = {
     "kv_fp4": Fp4Codec(ranges=CALIBRATED).at(0),
     "kv_fp4-mx": Fp4Codec("mxfp4"),
 }
-PAGE = {f"kivi-{bits}": KiviCodec(bits, 16, 32) for bits in (4, 2)}
+TWO_BITS = Schedule((Side(2),), (Side(2),))
+PAGE: dict[str, KVCodec] = {f"kivi-{bits}": KiviCodec(bits, 16, 32) for bits in (4, 2)}
+PAGE["xquant"] = XQuantCodec(TWO_BITS, TWO_BITS, group=16, residual=32)
 
 
 @pytest.fixture(params=[*TOKEN, *PAGE])
