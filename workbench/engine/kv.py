@@ -175,6 +175,16 @@ class KVCache:
             self._publish(self.index, seq, computed // self.page_size)
         self._drop_behind_windows(seq)
 
+    def adopt(self, seq: Sequence, computed: int, fill: Callable[[], None]) -> None:
+        """``fill`` writes the KV of the first ``computed`` tokens (whole pages) into the fresh pages of a
+        sequence; they are then published. If it raises, nobody can find what it wrote.
+        """
+        seq.computed = computed
+        self._drop_behind_windows(seq)
+        fill()
+        if self.index is not None:
+            self._publish(self.index, seq, computed // self.page_size)
+
     def _publish(self, index: Index, seq: Sequence, last: int) -> None:
         """Make the first ``last`` pages of a sequence findable."""
         namespace = self._namespace(seq)
@@ -213,7 +223,7 @@ class KVCache:
         """Keep the slots ``keep[g]`` (int64 [layers, heads, k], ascending) of KV groups, in private pages.
 
         ``turn(rows, keep)`` may change rows on their way. False when shared pages leave no room for them: the
-        sequence has then lost its pages, as after :meth:`release`.
+        sequence has then lost its pages and is to be released.
         """
         moved: dict[int, tuple[Rows, Tensor]] = {}
         counts = [0] * len(self.pools)
@@ -228,7 +238,6 @@ class KVCache:
             seq.tables[g] = []
         fresh = self._allocate(counts)
         if fresh is None:
-            self.release(seq)
             return False
         dropped = list(seq.dropped or [0] * len(self.pools))
         for g, slots in keep.items():
