@@ -8,7 +8,7 @@ operations, *pinned* gives a row the same bits whatever rows come with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from workbench.models.block import Rotation, torch_block
+from workbench.models.compiled import compiled_block, is_compiled
 from workbench.models.config import ModelConfig
-from workbench.models.gated import Gated, fast_gated, pinned_gated
-from workbench.models.norms import Norm, fast_norm, pinned_norm
-from workbench.models.packed import LinearFn
-from workbench.models.rope import RopeTable, apply_rope
-from workbench.models.weightset import LayerWeights, WeightSet
+from workbench.models.gated import fast_gated, pinned_gated
+from workbench.models.norms import fast_norm, pinned_norm
+from workbench.models.rope import RopeTable
+from workbench.models.weightset import WeightSet
 
 
 class Attend(Protocol):
@@ -59,7 +60,12 @@ class Decoder:
         self._pinned = weights.numerics == "pinned"
         norm = pinned_norm if self._pinned else fast_norm
         gated = (pinned_gated if self._pinned else fast_gated)(config.activation)
-        self._layers = [_bind(layer, norm, config.norm_eps, gated) for layer in weights.layers]
+        # Compiled blocks turn and scale by themselves; the torch form takes rotations laid out for all heads.
+        self._compiled = is_compiled(weights, config)
+        self._blocks = [
+            compiled_block(layer, config) if self._compiled else torch_block(layer, config, norm, gated)
+            for layer in weights.layers
+        ]
         self._final_norm = norm(weights.final_gain, config.norm_eps)
         # Scales q (not k) inside the rotation, which costs nothing per layer.
         scale = torch.ones((1, config.num_heads + config.num_kv_heads, 1), dtype=dtype, device=device)
@@ -96,14 +102,14 @@ class Decoder:
         hidden = self.embed(ids)
         rotations = self._rotations(positions)
         captured: dict[int, Tensor] = {}
-        last = len(self._layers) - 1
+        last = len(self._blocks) - 1
         early = logits_rows is not None and last + 1 not in capture
-        for index, layer in enumerate(self._layers):
+        for index, block in enumerate(self._blocks):
             if index in capture:
                 captured[index] = hidden
+            q, k, v = block.enter(hidden, rotations[self.config.layer_types[index]])
             keep = logits_rows if early and index == last else None
-            rotation = rotations[self.config.layer_types[index]]
-            hidden = self._layer(index, layer, hidden, rotation, attend, keep)
+            hidden = block.leave(attend(index, q, k, v), hidden, keep)
         if last + 1 in capture:
             captured[last + 1] = hidden
         if logits_rows is not None and not early:
@@ -126,75 +132,16 @@ class Decoder:
             return torch.cat([torch.tanh(row / cap) * cap for row in torch.split(logits, 1)])
         return torch.tanh(logits / cap) * cap
 
-    def _rotations(self, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Cosines and signed sines [T, Hq + Hkv, D] of each rotary embedding, query scale included."""
+    def _rotations(self, positions: Tensor) -> dict[str, Rotation]:
+        """Cosines and signed sines of each rotary embedding.
+
+        [T, Hq + Hkv, D], query scale included; for compiled blocks [T, D], as the table has them.
+        """
         highest = int(positions.max())
         rotations = {}
         for kind, table in self._tables.items():
             cos, sin = table.gather(positions, highest)
-            rotations[kind] = (cos[:, None] * self._head_scale, sin[:, None] * self._head_scale)
+            if not self._compiled:
+                cos, sin = cos[:, None] * self._head_scale, sin[:, None] * self._head_scale
+            rotations[kind] = (cos, sin)
         return rotations
-
-    def _layer(
-        self,
-        index: int,
-        layer: _Layer,
-        hidden: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        attend: Attend,
-        keep: Tensor | None,
-    ) -> Tensor:
-        """The stream behind one layer, of all rows or of the rows ``keep``."""
-        config = self.config
-        heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = layer.qkv(layer.attn_norm(hidden)).to(hidden.dtype)
-        qkv = qkv.view(-1, heads + 2 * kv_heads, config.head_dim)
-        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if layer.qk_norm is not None:
-            qk = layer.qk_norm(qk)
-        qk = apply_rope(qk, *rotation)
-        out = attend(index, qk[:, :heads], qk[:, heads:], v)
-        if keep is not None:
-            out, hidden = out.index_select(0, keep), hidden.index_select(0, keep)
-        out = layer.o(out)
-        if layer.attn_out_norm is not None:
-            out = layer.attn_out_norm(out.to(hidden.dtype))
-        hidden = hidden + out  # bfloat16 sums are added as they are
-        out = layer.down(layer.gated_up(layer.mlp_norm(hidden)))
-        if layer.mlp_out_norm is not None:
-            out = layer.mlp_out_norm(out.to(hidden.dtype))
-        return hidden + out
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """The closures of one layer, in the order they run."""
-
-    attn_norm: Norm
-    qkv: LinearFn
-    qk_norm: Norm | None
-    o: LinearFn
-    attn_out_norm: Norm | None
-    mlp_norm: Norm
-    gated_up: LinearFn
-    down: LinearFn
-    mlp_out_norm: Norm | None
-
-
-def _bind(layer: LayerWeights, norm: Callable[[Tensor, float], Norm], eps: float, gated: Gated) -> _Layer:
-    gate_up = layer.gate_up.fn
-
-    def optional(gain: Tensor | None) -> Norm | None:
-        return None if gain is None else norm(gain, eps)
-
-    return _Layer(
-        attn_norm=norm(layer.attn_gain, eps),
-        qkv=layer.qkv.fn,
-        qk_norm=optional(layer.qk_gain),
-        o=layer.o.fn,
-        attn_out_norm=optional(layer.attn_out_gain),
-        mlp_norm=norm(layer.mlp_gain, eps),
-        gated_up=gate_up if layer.gate_up.gated else lambda x: gated(gate_up(x)),
-        down=layer.down.fn,
-        mlp_out_norm=optional(layer.mlp_out_gain),
-    )

@@ -27,6 +27,7 @@ class PackedLinear:
 
     ``opaque_nbytes`` counts packed objects in ``held`` that expose no storage. A ``gated`` linear over the
     fused gate and up rows applies the activation and the product itself: its output is [M, n / 2].
+    ``native`` describes the weights to compiled layers, which then need not call ``fn``.
     """
 
     fn: LinearFn
@@ -36,6 +37,7 @@ class PackedLinear:
     held: tuple[Any, ...]
     opaque_nbytes: int = 0
     gated: bool = False
+    native: Any = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply to ``x`` [M, k], giving [M, n]."""

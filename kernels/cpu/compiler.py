@@ -1,0 +1,130 @@
+"""Compiles the C++ kernels for this CPU, once per source, compiler and machine.
+
+The result is a shared library in a cache folder, named by everything that shaped it. It appears under its
+name only when it is complete; processes that want the same one wait for the first. OpenMP must be torch's own
+runtime: a second one would bring a second set of threads to the same cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from workbench.spec.errors import CompilerError
+
+SOURCE = Path(__file__).parent / "source"
+UNITS = ("layer.cpp", "attention.cpp")
+FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w")
+NATIVE = ("-march=native",)
+TIMEOUT = 120.0
+"""Seconds a compiler may take; it needs about four."""
+
+INSTALL = "Install a C++ compiler (Debian and Ubuntu: apt-get install g++) or name one in CXX."
+
+
+def find() -> str | None:
+    """Path of the C++ compiler: ``$CXX``, else g++, c++ or clang++; None where there is none."""
+    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
+    return next(filter(None, map(shutil.which, wanted)), None)
+
+
+def supported() -> bool:
+    """Whether the kernels are known to build on this kind of system: Linux, 64 bits, little-endian."""
+    return sys.platform == "linux" and sys.maxsize > 2**32 and sys.byteorder == "little"
+
+
+def build(folder: Path, flags: Sequence[str] = NATIVE) -> Path:
+    """The compiled library in ``folder``; compiles when it is not there yet.
+
+    Raises :class:`CompilerError` without a compiler, when it fails (quoting it), and when the folder cannot
+    be written.
+    """
+    compiler = find()
+    if compiler is None:
+        raise CompilerError("There is no C++ compiler on this machine.", hint=INSTALL)
+    target = folder / f"{key(compiler, flags)}.so"
+    if target.is_file():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "compile.lock", timeout=2 * TIMEOUT):
+            if not target.is_file():
+                _compile(compiler, flags, target)
+    except (OSError, Timeout) as error:
+        raise CompilerError(
+            f"The compiled kernels cannot be kept in {folder}: {error}.",
+            hint="Set WORKBENCH_CACHE to a folder that can be written.",
+        ) from None
+    return target
+
+
+def key(compiler: str, flags: Sequence[str]) -> str:
+    """Name of the library: a digest of source, compiler, flags, processor and OpenMP runtime."""
+    parts = [_version(compiler), *FLAGS, *flags, str(_runtime()), _processor()]
+    parts += [f"{path.name}\n{path.read_text('utf-8')}" for path in sorted(SOURCE.iterdir())]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
+    runtime = _runtime()
+    with tempfile.TemporaryDirectory(prefix=".compile-", dir=target.parent) as scratch:
+        objects = []
+        for unit in UNITS:
+            objects.append(f"{scratch}/{unit}.o")
+            _call([compiler, *FLAGS, *flags, "-c", str(SOURCE / unit), "-o", objects[-1]])
+        made = f"{scratch}/kernels.so"
+        openmp = ["-fopenmp"] if runtime is None else [str(runtime), f"-Wl,-rpath,{runtime.parent}"]
+        _call([compiler, "-shared", *objects, "-o", made, *openmp])
+        Path(made).replace(target)
+
+
+def _call(command: Sequence[str]) -> None:
+    """Run one compiler command. Raises :class:`CompilerError` with the end of what it said."""
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        raise CompilerError(f"{name} did not finish within {TIMEOUT:.0f} seconds.", hint=INSTALL) from None
+    except OSError as error:
+        raise CompilerError(f"{name} cannot be run: {error.strerror}.", hint=INSTALL) from None
+    if done.returncode:
+        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-12:])
+        raise CompilerError(f"{name} could not compile the CPU kernels:\n{said}", hint=INSTALL)
+
+
+@cache
+def _version(compiler: str) -> str:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = [compiler, "--version"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)  # noqa: S603
+        return f"{compiler} {said.stdout}"
+    return compiler
+
+
+@cache
+def _processor() -> str:
+    """What ``-march=native`` stands for: the model and features of the processor."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8").split("\n\n")[0].splitlines()
+        return "\n".join(x for x in lines if x.startswith(("model name", "flags", "Features", "CPU part")))
+    return platform.machine()
+
+
+@cache
+def _runtime() -> Path | None:
+    """The OpenMP library that torch brings along, or None where it uses the system's."""
+    import torch
+
+    found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    return found[0] if found else None

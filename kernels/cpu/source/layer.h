@@ -1,0 +1,21 @@
+// What the binding passes: plain structures, mirrored field by field in structs.py.
+#pragma once
+#include "panels.h"
+
+extern "C" {
+
+// Weights [n, k] in panels; ``bias`` float32 [n] or null.
+struct Linear {
+    const bf16* panels;
+    const float* bias;
+    int32_t n, k;
+};
+
+struct Layer {
+    Linear qkv, o, gate_up, down;  // gate_up: panels of gate and up columns take turns, n = 2 * inner
+    const float *attn_gain, *mlp_gain;
+    const float *qk_gain, *attn_out_gain, *mlp_out_gain;  // null where the family has none
+    float eps, query_scale;
+    int32_t hidden, heads, kv_heads, head_dim, activation, spare;
+};
+}
