@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from workbench.core import catalog
 from workbench.core.build import build_engine, build_kv, build_weights
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.engine.engine import Engine
@@ -117,13 +118,9 @@ def _gain(n: int, gen: torch.Generator) -> torch.Tensor:
 
 
 @cache
-def _decoder(family: str, dtype: str, numerics: str, weights: str, device: str) -> Decoder:
+def _decoder(family: str, dtype: str, numerics: str, weights: Recipe, device: str) -> Decoder:
     source = random_source(family)
-    made = require(
-        plan(
-            Recipe.of(*filter(None, [weights])), _facts(family), dtype=dtype, numerics=numerics, device=device
-        )
-    )  # type: ignore[arg-type]
+    made = require(plan(weights, _facts(family), dtype=dtype, numerics=numerics, device=device))  # type: ignore[arg-type]
     return Decoder(source.config, build_weights(made, source))
 
 
@@ -160,7 +157,7 @@ def make_engine(
     )
     if page_size:  # smaller than a user may choose
         made = replace(made, page_size=page_size)
-    weights = next((u.to_text() for u in recipe if u.id == "rtn"), "")
+    weights = Recipe(tuple(u for u in recipe if catalog.get(u.id).spec.seam in ("weights", "kernels")))
     decoder = _decoder(family, dtype, numerics, weights, device)
     with torch.inference_mode():
         kv = build_kv(made, decoder)

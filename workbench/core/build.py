@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from workbench.attention.compiled import CompiledPages
 from workbench.core import catalog
 from workbench.core.binding import BindContext
 from workbench.core.kv_calibration import kv_ranges
@@ -25,6 +26,7 @@ from workbench.engine.selection import KVSelector
 from workbench.engine.store import PageStore, pool_nbytes
 from workbench.engine.text import MakeStream
 from workbench.kv.plain import PlainCodec
+from workbench.models.compiled import compiled_pack
 from workbench.models.config import KVGroup, ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.plain import plain_pack
@@ -49,7 +51,7 @@ def context_of(plan: Plan, config: ModelConfig, **measured: Any) -> BindContext:
 
 def weights_key(plan: Plan) -> tuple[str, str, str, str, str]:
     """What a weight set depends on: two plans with equal keys share one."""
-    weights = [u for u in plan.recipe if catalog.get(u.id).spec.seam == "weights"]
+    weights = [u for u in plan.recipe if catalog.get(u.id).spec.seam in ("weights", "kernels")]
     return plan.model, plan.dtype, plan.numerics, plan.device, Recipe(tuple(weights)).key
 
 
@@ -59,9 +61,12 @@ def build_weights(
     """Pack the plan's weight set; cancellable between layers, progress per layer."""
     dtype = getattr(torch, plan.dtype)
     method = _bound(plan, "weights", source.config)
+    kernels = _bound(plan, "kernels", source.config)
 
     pack: Pack
-    if method is None:
+    if method is None and kernels is not None:
+        pack = compiled_pack(kernels, source.config.activation)
+    elif method is None:
         pack = plain_pack(dtype, plan.numerics, plan.device, activation=source.config.activation)
     else:
 
@@ -81,17 +86,21 @@ def build_weights(
 
 
 def attention_op(plan: Plan, config: ModelConfig) -> AttentionOp:
-    """The plan's attention form, or the default one for its numerics class."""
+    """The plan's attention form, or the default one for its numerics class and kernels."""
+    chosen: AttentionOp | None = _bound(plan, "attention", config)
+    if chosen is not None:
+        return chosen
+    kernels = _bound(plan, "kernels", config)
+    if kernels is not None:
+        return CompiledPages(kernels)
     sdpa = catalog.get("sdpa")
-    op: AttentionOp = _bound(plan, "attention", config) or sdpa.bind(
-        sdpa.configure({}), context_of(plan, config)
-    )
+    op: AttentionOp = sdpa.bind(sdpa.configure({}), context_of(plan, config))
     return op
 
 
 def kv_key(plan: Plan) -> tuple[object, ...]:
     """What the KV cache depends on: two plans with equal keys can share one, cached pages included."""
-    seams = ("pages", "prefix", "kv_codec", "kv_selector", "attention")
+    seams = ("pages", "prefix", "kv_codec", "kv_selector", "attention", "kernels")
     uses = tuple(u for u in plan.recipe if catalog.get(u.id).spec.seam in seams)
     return weights_key(plan), Recipe(uses).key, plan.page_size, plan.limits, drafter_layers(plan)
 

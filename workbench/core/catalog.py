@@ -24,6 +24,7 @@ MODULES: dict[str, str] = {
     "prefix_cache": "workbench.engine.techniques.prefix_cache",
     "radix_cache": "workbench.engine.techniques.radix_cache",
     "chunked_prefill": "workbench.engine.techniques.chunked_prefill",
+    "compiled": "workbench.engine.techniques.compiled",
     "reference": "workbench.attention.reference",
     "sdpa": "workbench.attention.sdpa",
     "triton": "workbench.attention.triton",

@@ -15,6 +15,7 @@ import torch
 
 from workbench.core import catalog
 from workbench.core.binding import BindContext
+from workbench.core.plan_machine import machine_conflicts
 from workbench.core.plan_selection import selection_conflicts
 from workbench.models.config import ModelConfig
 from workbench.spec.errors import OptionError, PlanError
@@ -33,6 +34,7 @@ _SLOTS = {
     "attention": "one attention form at a time",
     "prefix_index": "one prefix index at a time",
     "token_budget": "one token budget",
+    "kernels": "one set of kernels",
     "kv_selection": "one KV selection at a time",
     "verify": "one verification rule",
 }
@@ -70,6 +72,7 @@ def plan(
     configs = {u.id: t.configure(dict(u.options)) for u, t in zip(recipe, techniques, strict=True)}
     provides = {p for t in techniques for p in t.spec.provides}
     conflicts = [c for t in techniques for c in _own_conflicts(t, provides, set(configs), device)]
+    conflicts += [c for t in techniques for c in machine_conflicts(t.spec, dtype, numerics)]
     conflicts += _slot_conflicts(techniques)
     limits = _fit_limits(limits if limits is not None else EngineLimits(), model.config)
     page_size, page_conflicts = _page_size(configs, model.config, dtype, numerics, device)

@@ -32,6 +32,7 @@ Seam = Literal[
     "layer_policy",
     "logits_mask",
     "scheduler",
+    "kernels",
 ]
 Scalar = bool | int | float | str
 
@@ -55,6 +56,8 @@ class TechniqueSpec:
     ``conflicts``: ids it cannot share a plan with, each with one sentence of remedy.
     ``kv_layers``: KV layers a drafter keeps in the engine's pages.
     ``sweep``: its points on a rate-distortion curve, each as options ``k=v,k=v`` ("": the defaults).
+    ``dtypes``, ``numerics``: the only ones it works in (empty: all).
+    ``compiler``: it compiles C++ on the machine that runs it.
     ``extra``: the optional dependency group it needs (``""`` for none) and ``package`` its import name.
     """
 
@@ -73,6 +76,9 @@ class TechniqueSpec:
     backends: tuple[str, ...] = ("cpu", "cuda")
     claims: tuple[Claim, ...] = ()
     kv_layers: int = 0
+    dtypes: tuple[str, ...] = ()
+    numerics: tuple[str, ...] = ()
+    compiler: bool = False
     sweep: tuple[str, ...] = ("",)
     extra: str = ""
     package: str = ""
