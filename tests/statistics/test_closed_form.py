@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from workbench.engine.seams import DraftTree
-from workbench.speculative import rules
+from workbench.speculative import rules, typical
 from workbench.speculative.verify import ExactVerify
 
 TOL = 1e-12
@@ -173,3 +173,13 @@ def test_a_perfect_drafter_is_always_accepted_and_an_adversary_never(toy):
     assert all(v.path == () and v.corrected for v, _ in outcomes)
     law = toy.output_law(r3, target, [(1.0, never)], 3)
     assert float((law - toy.future(target, 0, 3)).abs().max()) < TOL
+
+
+def test_typical_acceptance_does_not_keep_the_law(toy):
+    """The integrator finds a lossy rule lossy, also where the exact ones are exact to 1e-12."""
+    target, draft = toy.models(4, 1)
+    want = toy.future(target, 0, 3)
+    checker = typical.bind(typical.Config())
+    for drafts in (list(toy.sampled_chains(draft, 2)), [(1.0, DraftTree.chain([2, 2], "toy"))]):
+        assert distance(toy.output_law(checker.sampled, target, drafts, 3), want) > 1e-2
+        assert distance(toy.output_law(ExactVerify().sampled, target, drafts, 3), want) < TOL

@@ -11,6 +11,8 @@ from workbench.engine.noise import Key, Stream, sample, uniforms
 from workbench.engine.sampling import PositionNoise
 from workbench.engine.seams import DraftTree
 from workbench.speculative import rules
+from workbench.speculative.block import block
+from workbench.speculative.recursive import conditional_laws, recursive
 from workbench.speculative.verify import ExactVerify
 
 ALPHA = 1e-6
@@ -49,13 +51,42 @@ def chain_of(draft, k):
 
 
 @pytest.mark.parametrize("vocab", [16, 64])
-@pytest.mark.parametrize("rule", [rules.rejection, match], ids=["r2", "r4"])
+@pytest.mark.parametrize("rule", [rules.rejection, match, block], ids=["r2", "r4", "r5"])
 def test_first_token_of_sampled_drafts(toy, rule, vocab):
     target, draft = toy.models(vocab, vocab)
     counts, accepted = first_tokens(rule, target, chain_of(draft, 1))
     assert toy.goodness(counts, target[0]) > ALPHA
-    alpha = torch.minimum(target[0], draft[0]).sum() if rule is rules.rejection else target[0] @ draft[0]
+    assert float((counts / ROUNDS - target[0]).abs().sum()) / 2 < 0.6 * (vocab / ROUNDS) ** 0.5
+    alpha = torch.minimum(target[0], draft[0]).sum() if rule is not match else target[0] @ draft[0]
     assert abs(accepted - float(alpha)) < 5 * 0.5 / ROUNDS**0.5
+
+
+def test_first_token_of_siblings_without_replacement(toy):
+    target, draft = toy.models(16, 16)
+
+    def siblings(noise):
+        a = noise.draft(draft[0], 0)
+        b = noise.draft(draft[0].index_fill(0, torch.tensor([a]), 0), 100)
+        return DraftTree((a, b), (-1, -1), "toy", conditional_laws(draft[0], (a, b)))
+
+    counts, accepted = first_tokens(recursive, target, siblings)
+    assert toy.goodness(counts, target[0]) > ALPHA
+    assert accepted > float(torch.minimum(target[0], draft[0]).sum()) + 0.03
+
+
+def test_coupled_drafts_are_accepted_as_often_as_promised_and_change_nothing(toy):
+    """R4 with a drafter on the target's own noise: the plain run's tokens, (1 - TV) / (1 + TV) of drafts."""
+    target, draft = toy.models(16, 16)
+    counts, accepted = first_tokens(
+        match, target, lambda noise: DraftTree.chain([noise.token(draft[0], 0)], "toy", draft[:1])
+    )
+    plain = torch.bincount(
+        torch.tensor([PositionNoise(s, 0, 7).token(target[0], 0) for s in range(ROUNDS)]), minlength=16
+    )
+    assert torch.equal(counts, plain)
+    tv = float((target[0] - draft[0]).abs().sum()) / 2
+    assert accepted > (1 - tv) / (1 + tv) - 5 * 0.5 / ROUNDS**0.5
+    assert accepted > float(target[0] @ draft[0]) + 0.2
 
 
 def test_first_token_of_a_deterministic_tree(toy):
@@ -105,12 +136,14 @@ def test_drafting_with_the_targets_noise_is_rejected(toy):
     assert toy.goodness(counts, target[0]) > ALPHA
 
 
-@pytest.mark.parametrize("kind", ["sampled", "deterministic"])
-def test_three_tokens_over_several_rounds(toy, kind):
+@pytest.mark.parametrize(
+    ("kind", "rule"), [("sampled", "auto"), ("sampled", "r5"), ("sampled", "r4"), ("deterministic", "auto")]
+)
+def test_three_tokens_over_several_rounds(toy, kind, rule):
     """125 cells of a 5-symbol Markov chain, drafted two at a time; a rejected draft's noise is reused."""
     target, draft = toy.models(5, 2)
     draft = (draft + 0.1) / (draft + 0.1).sum(-1, keepdim=True)
-    verify = ExactVerify()
+    verify = ExactVerify(rule)
     counts = torch.zeros(5, 5, 5, dtype=torch.long)
     for seed in range(ROUNDS):
         out = [0]

@@ -238,6 +238,7 @@ class Engine:
                     source=tree.source,
                     rule=self._chooser.rule(tree, seq),
                     expected=path.expected,
+                    mismatch=path.mismatch,
                 )
             )
         self.drafting.commit(seq, gained.infos)
@@ -336,6 +337,7 @@ class Engine:
     ) -> StepEvent:
         batch, drafts = done.batch, done.drafts
         pool = self.kv.pools[0]
+        cold = self.kv.cold.tier if self.kv.cold is not None else None
         prefill = sum(n for _, n in batch.prefills)
         drafted = sum(len(t.tokens) for t in drafts.values())
         memory = self.memory()
@@ -358,4 +360,6 @@ class Engine:
             preempted=tuple(s.request.id for s in batch.preempted),
             path=self.path,
             peak=peak,
+            cold=cold.report() if cold is not None else {},
+            warnings=cold.warnings() if cold is not None else (),
         )

@@ -32,7 +32,7 @@ class SpanPlan:
     absolute position ``positions[i]``. ``parents`` is None for a chain, else the draft
     tree: ``parents[i]`` is the row (in this span) whose KV row ``i`` also sees, -1 for the root.
     ``tables`` holds the sequence's page ids, one tuple per KV group.
-    ``logits`` is how many of the last rows need logits.
+    ``logits`` is how many of the last rows need logits; the first ``given`` rows are tokens of the prompt.
     """
 
     seq: int
@@ -43,6 +43,7 @@ class SpanPlan:
     logits: int
     parents: tuple[int, ...] | None = None
     slots: tuple[int, ...] | None = None
+    given: int = 0
 
     @property
     def n_new(self) -> int:
@@ -176,13 +177,17 @@ class KVCodec(Protocol):
 
 @dataclass(frozen=True)
 class AttentionSpan:
-    """A span as attention sees it: ``table`` holds ids into the K/V tensors given (pool or workspace)."""
+    """A span as attention sees it: ``table`` holds ids into the K/V tensors given (pool or workspace).
+
+    The first ``given`` rows are tokens of the prompt; forms that read all they may see do not care.
+    """
 
     n_new: int
     start: int
     table: Sequence[int]
     positions: Sequence[int]
     parents: Sequence[int] | None = None
+    given: int = 0
 
 
 @dataclass(frozen=True)
@@ -294,12 +299,14 @@ class Verdict:
 
     ``corrected``: the extra token replaces a rejected draft (False: it follows a fully accepted path).
     ``expected``: Σ min(p, q) of each node that was reached (Rao–Blackwell estimate of acceptance).
+    ``mismatch``: of lossy rules, the chance at each accepted node that the model itself would differ.
     """
 
     path: tuple[int, ...]
     token: int
     corrected: bool
     expected: tuple[float, ...] = ()
+    mismatch: tuple[float, ...] | None = None
 
 
 class Verify(Protocol):

@@ -39,7 +39,10 @@ class TokenInfo:
 
 @dataclass(frozen=True)
 class DraftRecord:
-    """One verified draft of one sequence: the tree, the verdict, the counts."""
+    """One verified draft of one sequence: the tree, the verdict, the counts.
+
+    ``expected`` and ``mismatch`` as in the verdict; ``mismatch`` is None for exact rules.
+    """
 
     request_id: str
     tokens: tuple[int, ...]
@@ -49,6 +52,7 @@ class DraftRecord:
     source: str
     rule: str
     expected: tuple[float, ...] = ()
+    mismatch: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class StepEvent:
     ``rows`` counts tokens forwarded (``prefill`` + ``decode`` + ``draft``); ``phase_ms`` splits
     wall-clock by :data:`PHASES`; ``bytes`` is memory by category as held at the end of the step, ``peak``
     (when something ended in it) as held just before the pages of what ended went back;
-    ``path`` names the code really taken (attention form, kernels, codec).
+    ``path`` names the code really taken (attention form, kernels, codec). ``cold``: what the cold tier has
+    done since it was made, and holds (``workbench.engine.cold.ColdTier.report``); ``warnings``: new ones.
     """
 
     step: int
@@ -78,6 +83,8 @@ class StepEvent:
     preempted: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     peak: Mapping[str, int] = field(default_factory=dict)
+    cold: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def total_ms(self) -> float:

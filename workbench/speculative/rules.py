@@ -2,9 +2,10 @@
 
 R1 greedy; R2 rejection sampling of sampled drafts (Leviathan et al., arXiv 2211.17192, algorithm 1; Chen
 et al., arXiv 2302.01318, algorithm 2; for siblings SpecInfer, arXiv 2305.09781, multi-step speculative
-sampling); R3 and R4 as :func:`match`. A draft is a tree, a chain is a tree without siblings, no draft at
-all is the empty tree. Rows: ``p[0]`` is the processed law at the root, ``p[i + 1]`` at node ``i``; noise of
-depth 0 belongs to the token drawn from ``p[0]``, of depth d to the one that follows d accepted tokens.
+sampling); R3 and R4 as :func:`match`. R5 is in ``block.py``, R6 in ``recursive.py``. A draft is a tree, a
+chain is a tree without siblings, no draft at all is the empty tree. Rows: ``p[0]`` is the processed law at
+the root, ``p[i + 1]`` at node ``i``; noise of depth 0 belongs to the token drawn from ``p[0]``, of depth d to
+the one that follows d accepted tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def greedy(tree: DraftTree, best: Sequence[int]) -> Verdict:
         hit = _hit(tree, at, best[at + 1])
         expected += [float(c == hit) for c in _reached(tree, at, hit)]
         if hit is None:
-            corrected = bool(_children(tree, at))
+            corrected = bool(children(tree, at))
             return Verdict(tuple(path), int(best[at + 1]), corrected, tuple(expected))
         path.append(hit)
         at = hit
@@ -46,8 +47,10 @@ def match(tree: DraftTree, p: Tensor, sample: Sampler) -> Verdict:
     place's own noise, and y is what is emitted, drafted or not. A plain run draws the very same y, so the
     output of a seeded run is the same ids with any drafts and with none, at any temperature.
 
-    Exact for every candidate set chosen without looking at that noise. ``expected`` is the chance
-    of each sibling that was tried, given that those before it were not taken.
+    Exact for every candidate set, even one that was drawn with that very noise: such a *coupled* drafter is
+    accepted with probability at least (1 - TV) / (1 + TV) of p and q (Daliri et al., arXiv 2408.07978), and
+    the output still does not depend on it. ``expected`` is the chance of each sibling that was tried, given
+    that those before it were not taken (of a set drawn without that noise).
     """
     check(tree, p.shape[0], p.shape[1])
     path: list[int] = []
@@ -85,27 +88,32 @@ def rejection(tree: DraftTree, p: Tensor, sample: Sampler, coin: Coin) -> Verdic
         law = p[at + 1]
         depth = len(path)
         hit = None
-        for i, node in enumerate(_children(tree, at)):
+        for i, node in enumerate(children(tree, at)):
             x = tree.tokens[node]
-            drawn = float(q[node, x])
-            if not drawn > 0:
-                raise InvariantError(
-                    f"{tree.source} says it drew token {x} from a law that gives it {drawn}."
-                )
+            drawn = drawn_chance(tree, q, node)
             expected.append(float(torch.minimum(law, q[node]).sum()))
             if coin(depth, i) < float(law[x]) / drawn:
                 hit = node
                 break
             law = residual(law, q[node])
         if hit is None:
-            return Verdict(tuple(path), sample(law, depth), bool(_children(tree, at)), tuple(expected))
+            return Verdict(tuple(path), sample(law, depth), bool(children(tree, at)), tuple(expected))
         path.append(hit)
         at = hit
 
 
-def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm((p - q)₊) [V]; p itself where nothing is left (p = q: only rounding can have rejected)."""
-    left = (p - q).clamp_min(0)
+def drawn_chance(tree: DraftTree, q: Tensor, node: int) -> float:
+    """q of a node's own token; :class:`InvariantError` when that cannot have been drawn."""
+    x = tree.tokens[node]
+    drawn = float(q[node, x])
+    if not drawn > 0:
+        raise InvariantError(f"{tree.source} says it drew token {x} from a law that gives it {drawn}.")
+    return drawn
+
+
+def residual(p: Tensor, q: Tensor, weight: float = 1.0) -> Tensor:
+    """norm((weight p - q)₊) [V]; p itself where nothing is left (p = q: only rounding can have rejected)."""
+    left = (weight * p - q).clamp_min(0)
     total = left.sum()
     return left / total if float(total) > 0 else p
 
@@ -142,17 +150,18 @@ def check(tree: DraftTree, rows: int, vocab: int | None = None) -> None:
             raise InvariantError(f"{tree.source} drafted token {token}, which the target lacks.")
 
 
-def _children(tree: DraftTree, node: int) -> list[int]:
+def children(tree: DraftTree, node: int) -> list[int]:
+    """Nodes below ``node`` (-1: the root), in the order in which they are tried."""
     return [i for i, parent in enumerate(tree.parents) if parent == node]
 
 
 def _hit(tree: DraftTree, node: int, token: int) -> int | None:
-    return next((c for c in _children(tree, node) if tree.tokens[c] == token), None)
+    return next((c for c in children(tree, node) if tree.tokens[c] == token), None)
 
 
 def _reached(tree: DraftTree, node: int, hit: int | None) -> list[int]:
     """Children that were tried: all of them, or those up to the one that was taken."""
-    return [c for c in _children(tree, node) if hit is None or c <= hit]
+    return [c for c in children(tree, node) if hit is None or c <= hit]
 
 
 def _chances(law: Tensor, tried: Sequence[int]) -> list[float]:

@@ -23,7 +23,8 @@ class Acceptance:
     ``accepted`` drafts that were emitted, ``emitted`` tokens in all, ``plain`` tokens that came from a
     forward without a draft. ``survivors[i]`` counts steps with more than i accepted tokens.
     ``histogram`` maps a draft's depth to counts of steps by accepted tokens 0 … depth. ``cut`` counts
-    steps that lost tokens to truncation. ``expected_sum`` and ``expected_n`` add up ``DraftRecord.expected``.
+    steps that lost tokens to truncation. ``expected_sum`` and ``expected_n`` add up ``DraftRecord.expected``,
+    ``mismatch_sum`` adds up ``DraftRecord.mismatch`` of what was emitted, None when every rule was exact.
     """
 
     steps: int
@@ -36,10 +37,14 @@ class Acceptance:
     histogram: Mapping[int, tuple[int, ...]]
     expected_sum: float
     expected_n: int
+    mismatch_sum: float | None = None
 
     @property
     def tau(self) -> float | None:
-        """Mean acceptance length: tokens emitted per verified draft. Steps without a draft are left out."""
+        """Mean acceptance length (*block efficiency* in papers): tokens emitted per verified draft.
+
+        Steps without a draft are left out; :attr:`tokens_per_forward` counts them.
+        """
         return self.emitted / self.steps if self.steps else None
 
     @property
@@ -72,6 +77,21 @@ class Acceptance:
         """Mean of Σ min(p, q) over drafted tokens that verification reached (Rao–Blackwell estimate)."""
         return self.expected_sum / self.expected_n if self.expected_n else None
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Accepted-length histogram: steps that accepted 0, 1, 2, … tokens, whatever was drafted."""
+        most = max(self.histogram, default=-1)
+        return tuple(sum(c[n] for d, c in self.histogram.items() if n <= d) for n in range(most + 1))
+
+    @property
+    def mismatch(self) -> float | None:
+        """Share of emitted tokens that the target itself would have chosen otherwise; None for exact rules.
+
+        The mean of 1 - p(x) over accepted tokens, and 0 for tokens the target drew itself.
+        """
+        total = self.emitted + self.plain
+        return self.mismatch_sum / total if self.mismatch_sum is not None and total else None
+
 
 def acceptance(records: Iterable[DraftRecord], plain: int = 0) -> Acceptance:
     """Statistics of ``records``; ``plain`` tokens came from forwards without a draft, one each."""
@@ -92,6 +112,7 @@ def acceptance(records: Iterable[DraftRecord], plain: int = 0) -> Acceptance:
         histogram={d: tuple(c[n] for n in range(d + 1)) for d, c in sorted(counts.items())},
         expected_sum=sum(sum(r.expected) for r in records),
         expected_n=sum(len(r.expected) for r in records),
+        mismatch_sum=_mismatch(records),
     )
 
 
@@ -114,6 +135,11 @@ def by_source(records: Iterable[DraftRecord]) -> dict[str, Acceptance]:
 def _kept(record: DraftRecord) -> int:
     # The path comes before the model's own token, so what was emitted is cut from the end.
     return min(len(record.accepted), record.emitted)
+
+
+def _mismatch(records: tuple[DraftRecord, ...]) -> float | None:
+    lossy = [r for r in records if r.mismatch is not None]
+    return sum(sum(r.mismatch[: _kept(r)]) for r in lossy if r.mismatch) if lossy else None
 
 
 def _depths(parents: tuple[int, ...]) -> list[int]:

@@ -1,14 +1,15 @@
 """Verification with the rule as an option; every choice leaves the target's output law unchanged.
 
-Temperature 0 always uses R1. *auto* takes R2 for drafts that were sampled (they carry their law q) and
-R3 for deterministic ones (n-gram, argmax, top-k). R4 works on any draft; on sampled ones it accepts
-less often than R2 (Σ p·q instead of Σ min(p, q)), in exchange for seeded output that equals the
-plain run's. Research page: rules R1 to R4 of speculative decoding; see ``rules.py`` for the papers.
+Temperature 0 always uses R1. *auto* takes R3 for deterministic drafts (n-gram, argmax, top-k), R2 for
+sampled ones (they carry their law q), and R6 where siblings were sampled without replacement. R5 judges
+sampled chains as blocks and keeps at least as many tokens as R2. R4 works on any draft; on sampled ones it
+accepts less often than R2 (Σ p·q instead of Σ min(p, q)), in exchange for seeded output that equals the
+plain run's. See ``rules.py``, ``block.py`` and ``recursive.py`` for the papers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from workbench.engine.seams import Coin, DraftTree, Sampler, Verdict
 from workbench.spec.errors import OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative import rules
+from workbench.speculative.block import block
+from workbench.speculative.recursive import drawn_without_replacement, recursive
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,10 @@ class Config:
 
     rule: str = option(
         "auto",
-        choices=("auto", "r2", "r3", "r4"),
+        choices=("auto", "r2", "r3", "r4", "r5", "r6"),
         help="Acceptance rule above temperature 0: r2 for sampled drafts, r3 for deterministic ones, "
-        "r4 sample and match; auto picks r2 or r3 by draft.",
+        "r4 sample and match, r5 sampled chains as blocks, r6 siblings sampled without replacement; "
+        "auto picks r2, r3 or r6 by draft.",
     )
 
 
@@ -54,6 +58,13 @@ SPEC = TechniqueSpec(
 )
 
 
+_WITH_Q: dict[str, Callable[[DraftTree, Tensor, Sampler, Coin], Verdict]] = {
+    "r2": rules.rejection,
+    "r5": block,
+    "r6": recursive,
+}
+
+
 class ExactVerify:
     """The ``verify`` seam for :class:`Config`; holds no state."""
 
@@ -68,28 +79,33 @@ class ExactVerify:
         return rules.greedy(tree, best)
 
     def sampled(self, tree: DraftTree, p: Tensor, sample: Sampler, coin: Coin) -> Verdict:
-        """R2, R3 or R4; raises :class:`OptionError` when the chosen rule cannot judge the draft."""
-        if tree.tokens and self.rule_for(tree) == "r2":
-            return rules.rejection(tree, p, sample, coin)
-        return rules.match(tree, p, sample)
+        """R2 to R6; raises :class:`OptionError` when the chosen rule cannot judge the draft."""
+        judge = _WITH_Q.get(self.rule_for(tree)) if tree.tokens else None
+        return judge(tree, p, sample, coin) if judge is not None else rules.match(tree, p, sample)
 
     def rule_for(self, tree: DraftTree, *, greedy: bool = False) -> str:
         """The rule a draft is judged by, as recorded in ``DraftRecord.rule``; R1 at temperature 0."""
         if greedy:
             return "r1"
         if self.rule == "auto":
-            return "r3" if tree.q is None else "r2"
+            return "r3" if tree.q is None else "r6" if drawn_without_replacement(tree) else "r2"
         if not tree.tokens:
             return self.rule
-        if self.rule == "r2" and tree.q is None:
+        if self.rule in _WITH_Q and tree.q is None:
             raise OptionError(
-                f"verify.rule = 'r2' needs the law each draft was drawn from; {tree.source} has none.",
+                f"verify.rule = {self.rule!r} needs the law each draft was drawn from; "
+                f"{tree.source} has none.",
                 hint="Choose auto or r3 for deterministic drafts.",
             )
         if self.rule == "r3" and tree.q is not None:
             raise OptionError(
                 f"verify.rule = 'r3' is for deterministic drafts; {tree.source} samples its drafts.",
                 hint="Choose auto or r2, or r4 to match samples regardless of q.",
+            )
+        if self.rule == "r5" and not tree.is_chain:
+            raise OptionError(
+                f"verify.rule = 'r5' judges chains; {tree.source} drafts trees with branches.",
+                hint="Choose auto, r2 or r6.",
             )
         return self.rule
 

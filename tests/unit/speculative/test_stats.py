@@ -66,3 +66,20 @@ def test_an_event_stream_tells_the_same():
     )
     stats = from_events([step, RequestEvent("r", 0, 0.0, tokens)])
     assert (stats.plain, stats.tau, stats.tokens_per_forward) == (1, 3.0, 2.0)
+
+
+def test_mismatch_counts_what_was_emitted_and_is_none_for_exact_rules():
+    lossy = DraftRecord("r", (1, 2, 3), (-1, 0, 1), (0, 1, 2), 2, "toy", "typical", (), (0.5, 0.25, 0.9))
+    assert acceptance([chain(2, 2)]).mismatch is None
+    assert acceptance([lossy]).mismatch == pytest.approx(0.75 / 2)  # the third was cut
+    assert acceptance([lossy, chain(2, 1)], plain=4).mismatch == pytest.approx(0.75 / 8)
+
+
+def test_accepted_lengths_over_all_depths():
+    assert acceptance([chain(3, 3), chain(3, 1), chain(3, 0), chain(2, 2), chain(1, 0)]).lengths == (
+        2,
+        1,
+        1,
+        1,
+    )
+    assert acceptance([]).lengths == ()
