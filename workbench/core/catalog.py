@@ -42,6 +42,7 @@ MODULES: dict[str, str] = {
     "adacurdkv": "workbench.kv.adacurdkv",
     "ngram": "workbench.speculative.ngram",
     "verify": "workbench.speculative.verify",
+    "typical": "workbench.speculative.typical",
     "rtn": "workbench.quant.rtn",
 }
 

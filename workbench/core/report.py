@@ -106,5 +106,5 @@ def _acceptance(a: Acceptance) -> dict[str, Any]:
     """The statistics and the ratios derived from them; empty when nothing was drafted."""
     if not a.steps:
         return {}
-    names = ("tau", "rate", "tokens_per_forward", "survival", "conditional", "alpha")
+    names = ("tau", "rate", "tokens_per_forward", "survival", "conditional", "alpha", "lengths", "mismatch")
     return {**asdict(a), **{name: getattr(a, name) for name in names}}
