@@ -15,7 +15,7 @@ import safetensors
 
 from workbench.models.cache import cache_dir, locked
 from workbench.models.progress import Cancel
-from workbench.spec.errors import StorageError
+from workbench.spec.errors import PayloadError, StorageError
 
 T = TypeVar("T")
 
@@ -44,6 +44,15 @@ def kept(
             if path is not None and ours:
                 _keep(path, found, write)
         return found
+
+
+def require_measuring(what: str, known: bool) -> None:
+    """Raise :class:`PayloadError` when only what is on disk will do, and it is not there."""
+    if known:
+        raise PayloadError(
+            f"This model was not calibrated for {what} in this cache folder.",
+            hint=f"Calibrate it once: save a conversation with {what}, or switch {what} on.",
+        )
 
 
 def _keep(path: Path, found: T, write: Callable[[Path, T], None]) -> None:

@@ -13,10 +13,14 @@ import torch
 
 from workbench.attention.compiled import CompiledPages
 from workbench.core import catalog
+from workbench.core.at_rest import at_rest_codec
 from workbench.core.binding import BindContext
 from workbench.core.kv_calibration import kv_ranges
 from workbench.core.room import require_pool
 from workbench.core.xquant_calibration import sharing_harm
+from workbench.engine.at_rest import AtRest
+from workbench.engine.cold import ColdTier
+from workbench.engine.cold_pages import ColdPages
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
@@ -26,6 +30,7 @@ from workbench.engine.selection import KVSelector
 from workbench.engine.store import PageStore, pool_nbytes
 from workbench.engine.text import MakeStream
 from workbench.kv.plain import PlainCodec
+from workbench.kv.storage import Storage
 from workbench.models.compiled import compiled_pack
 from workbench.models.config import KVGroup, ModelConfig
 from workbench.models.decoder import Decoder
@@ -100,7 +105,7 @@ def attention_op(plan: Plan, config: ModelConfig) -> AttentionOp:
 
 def kv_key(plan: Plan) -> tuple[object, ...]:
     """What the KV cache depends on: two plans with equal keys can share one, cached pages included."""
-    seams = ("pages", "prefix", "kv_codec", "kv_selector", "attention", "kernels")
+    seams = ("pages", "prefix", "kv_codec", "kv_selector", "kv_storage", "attention", "kernels")
     uses = tuple(u for u in plan.recipe if catalog.get(u.id).spec.seam in seams)
     return weights_key(plan), Recipe(uses).key, plan.page_size, plan.limits, drafter_layers(plan)
 
@@ -188,6 +193,25 @@ def kv_codec(
 
 def build_kv(
     plan: Plan, decoder: Decoder, progress: Progress | None = None, cancel: Cancel | None = None
+def cold_codec(
+    plan: Plan, decoder: Decoder, progress: Progress | None = None, cancel: Cancel | None = None
+) -> AtRest | None:
+    """The codec that the plan's cold pages go through, calibrated; ``Cancelled`` while calibrating."""
+    storage: Storage | None = _bound(plan, "kv_storage", decoder.config)
+    if storage is None:
+        return None
+    return at_rest_codec(
+        storage,
+        decoder,
+        lambda: attention_op(plan, decoder.config),
+        model=plan.model,
+        weights=weights_key(plan),
+        whole=False,
+        progress=progress,
+        cancel=cancel,
+    )
+
+
 ) -> KVCache:
     """Page stores (one per KV group), pools and prefix index, all empty; calibrates a format that asks.
 
@@ -202,11 +226,12 @@ def build_kv(
         for geometry, group in zip(kv_geometries(plan, config), groups, strict=True)
     ]
     pages = stores[0].geometry.pages
-    return KVCache(
+    resting = cold_codec(plan, decoder, progress, cancel)
+    cache = KVCache(
         stores,
         pages=pages,
         page_size=plan.page_size,
-        namespace=namespace(plan, decoder, codec, attention_op(plan, config).name, selector),
+        namespace=namespace(plan, decoder, codec, attention_op(plan, config).name, selector, resting),
         index=_bound(plan, "prefix", config),
         reserve=0 if "paged" in plan.provides else plan.limits.max_context,
         windows=[group.window for group in groups],
@@ -215,6 +240,11 @@ def build_kv(
 
 def build_engine(
     plan: Plan, decoder: Decoder, kv: KVCache, make_stream: MakeStream | None, eos_ids: tuple[int, ...]
+    storage: Storage | None = _bound(plan, "kv_storage", config)
+    if storage is not None and resting is not None:
+        tier = ColdTier(resting, storage.store(), storage.limit)
+        cache.cold = ColdPages(tier, stores, groups, cache.windows)
+    return cache
 ) -> Engine:
     """An idle engine for the plan on an existing (idle) KV cache."""
     config, codec, op = decoder.config, kv.stores[0].codec, attention_op(plan, decoder.config)
@@ -232,13 +262,16 @@ def build_engine(
         rule = catalog.get("verify")
         verify = _bound(plan, "verify", config) or rule.bind(rule.configure({}), context_of(plan, config))
     static = {"weights": decoder.weights.nbytes() + decoder.table_nbytes}
-    if codec.nbytes:
-        static["calibration"] = codec.nbytes
+    shared = codec.nbytes + (kv.cold.tier.codec.nbytes if kv.cold is not None else 0)
+    if shared:
+        static["calibration"] = shared
     path = (f"attention:{op.name}", f"kv:{codec.key}", *(f"linear:{k}" for k in decoder.weights.kernels()))
     if selector is not None:
         path += (f"select:{selector.key}",)
     return Engine(
         Executor(decoder, kv.stores, op, kv_groups(plan, config)),
+    if kv.cold is not None:
+        path += (f"rest:{kv.cold.tier.codec.key}",)
         kv,
         scheduler,
         context=plan.limits.max_context,
@@ -259,7 +292,12 @@ def standalone_engine(plan: Plan, decoder: Decoder) -> Engine:
 
 
 def namespace(
-    plan: Plan, decoder: Decoder, codec: KVCodec, attention: str, selector: KVSelector | None = None
+    plan: Plan,
+    decoder: Decoder,
+    codec: KVCodec,
+    attention: str,
+    selector: KVSelector | None = None,
+    resting: AtRest | None = None,
 ) -> bytes:
     """Digest of everything but tokens and salt that shapes a cache entry (law 4)."""
     parts = (
@@ -273,6 +311,7 @@ def namespace(
         plan.dtype,
         str(plan.page_size),
     )
+        resting.key if resting is not None else "",
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
-from workbench.core.artefacts import kept
+from workbench.core.artefacts import kept, require_measuring
 from workbench.core.kv_calibration import kv_rows
 from workbench.core.texts import shipped_text
 from workbench.engine.seams import AttentionOp
@@ -25,7 +25,7 @@ from workbench.kv.cachegen.layout import Layout
 from workbench.kv.cachegen.levels import LEVELS, Alphabet, Level, alphabets
 from workbench.models.decoder import Decoder
 from workbench.models.progress import Cancel, Progress, check_cancel, report
-from workbench.models.tokenizer import load_tokenizer
+from workbench.models.tokenizer import Tokenizer, load_tokenizer
 from workbench.spec.errors import ModelError
 
 SEQUENCES = 16
@@ -42,16 +42,20 @@ def cachegen_artefact(
     levels: tuple[Level, ...] = LEVELS,
     text: tuple[str, Sequence[Sequence[int]]] | None = None,
     page_size: int = 64,
+    tokenizer: Tokenizer | None = None,
+    known: bool = False,
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> Artefact:
     """The tables of ``levels``: from disk, or measured now.
 
     ``weights`` names the weight set, ``op`` makes an attention. ``text`` is a description and token ids to
-    calibrate on instead of the shipped calibration text. Raises ``Cancelled`` between two sequences.
+    calibrate on instead of the shipped calibration text; ``tokenizer`` is the model's, if it is loaded.
+    ``known``: only what is on disk will do. Raises :class:`PayloadError` when it is not, and ``Cancelled``
+    between two sequences.
     """
     config = decoder.config
-    origin, ids = text if text is not None else _ids(model, config.vocab_size, config.max_position)
+    origin, ids = text if text is not None else _ids(model, config.vocab_size, config.max_position, tokenizer)
     wanted, fingerprint = alphabets(levels), decoder.weights.fingerprint
     layout = Layout(config)
     identity = (str(_VERSION), fingerprint, repr(config), layout.key, *weights)
@@ -59,6 +63,7 @@ def cachegen_artefact(
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
     def make() -> Artefact:
+        require_measuring("cachegen", known)
         recorder = TableRecorder(layout, wanted)
         for i, sequence in enumerate(ids):
             check_cancel(cancel, "Calibrating cachegen")
@@ -70,11 +75,11 @@ def cachegen_artefact(
     return kept(f"cachegen-{digest}", lambda path: _read(path, wanted), make, _write, cancel)
 
 
-def _ids(model: str, vocab: int, longest: int) -> tuple[str, list[list[int]]]:
+def _ids(model: str, vocab: int, longest: int, tokenizer: Tokenizer | None) -> tuple[str, list[list[int]]]:
     """What to calibrate on: as many whole sequences as the shipped text has, at most 16."""
     length = min(LENGTH, longest)
     try:
-        ids = load_tokenizer(model).encode(shipped_text("calibration"))
+        ids = (tokenizer or load_tokenizer(model)).encode(shipped_text("calibration"))
         count = max(min(len(ids) // length, SEQUENCES), 1)
         origin = f"{count} x {length} tokens of the shipped calibration text"
     except ModelError:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from workbench.core.artefacts import kept
+from workbench.core.artefacts import kept, require_measuring
 from workbench.core.kv_calibration import kv_rows
 from workbench.core.room import GIB, available
 from workbench.core.texts import shipped_text
@@ -30,7 +30,7 @@ from workbench.kv.kvtc.distortion import Distortion, measure
 from workbench.kv.kvtc.joint import JointRows
 from workbench.models.decoder import Decoder
 from workbench.models.progress import Cancel, Progress, check_cancel, part, report
-from workbench.models.tokenizer import load_tokenizer
+from workbench.models.tokenizer import Tokenizer, load_tokenizer
 from workbench.spec.errors import ModelError, OptionError
 
 SEQUENCES, LENGTH = 18, 1024
@@ -52,14 +52,17 @@ class _Seen:
     held: tuple[list[Tensor], list[Tensor]]
 
 
-def calibration_sequences(model: str, vocab: int, longest: int) -> tuple[str, list[list[int]]]:
+def calibration_sequences(
+    model: str, vocab: int, longest: int, tokenizer: Tokenizer | None = None
+) -> tuple[str, list[list[int]]]:
     """What to calibrate on: its description, and at most 18 sequences of at most 1,024 token ids.
 
     As many as the shipped calibration text holds without overlap; random ids for a model without tokenizer.
+    ``tokenizer`` is the model's, if it is loaded already.
     """
     length = min(LENGTH, longest)
     try:
-        ids = load_tokenizer(model).encode(shipped_text("calibration"))
+        ids = (tokenizer or load_tokenizer(model)).encode(shipped_text("calibration"))
         text = "tokens of the shipped calibration text"
     except ModelError:
         generator = torch.Generator().manual_seed(0)
@@ -89,25 +92,29 @@ def kvtc_calibration(
     weights: Sequence[str],
     text: tuple[str, list[list[int]]] | None = None,
     page_size: int = 64,
+    tokenizer: Tokenizer | None = None,
+    known: bool = False,
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> Calibration:
     """The calibration of a decoder's weight set: from disk, or measured now (minutes).
 
     ``weights`` names the weight set, ``op`` makes an attention; ``text`` is what to calibrate on, its
-    description and sequences of token ids (the shipped calibration text by default). Raises
-    :class:`UnsupportedModel` for a model of sliding layers only, :class:`OptionError` without the memory for
-    its moments, and ``Cancelled`` between two sequences or decompositions.
+    description and sequences of token ids (the shipped calibration text by default). ``known``: only what is
+    on disk will do. Raises :class:`PayloadError` when it is not, :class:`UnsupportedModel` for a model of
+    sliding layers only, :class:`OptionError` without the memory for its moments, and ``Cancelled`` between
+    two sequences or decompositions.
     """
     config = decoder.config
     joint = JointRows(config)
-    origin, ids = text or calibration_sequences(model, config.vocab_size, config.max_position)
+    origin, ids = text or calibration_sequences(model, config.vocab_size, config.max_position, tokenizer)
     rank = min(max(RANK, joint.features * 8 // 15), MOST)
     settings = (_VERSION, SINKS, rank, HELD_OUT, ROWS, str(decoder.weights.dtype), repr(config))
     parts = (*map(str, settings), decoder.weights.fingerprint, *weights, origin, repr(ids))
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
     def make() -> Calibration:
+        require_measuring("kvtc", known)
         _require_memory(joint.features)
         moments, seen = _run(decoder, op(), joint, ids, page_size, part(progress, 0.0, 0.5), cancel)
         tokens = moments[0].rows

@@ -17,6 +17,7 @@ from workbench.core import catalog
 from workbench.core.binding import BindContext
 from workbench.core.plan_machine import machine_conflicts
 from workbench.core.plan_selection import selection_conflicts
+from workbench.core.plan_storage import storage_conflicts
 from workbench.models.config import ModelConfig
 from workbench.spec.errors import OptionError, PlanError
 from workbench.spec.plan import Conflict, DType, EngineLimits, Numerics, Plan
@@ -36,10 +37,12 @@ _SLOTS = {
     "token_budget": "one token budget",
     "kernels": "one set of kernels",
     "kv_selection": "one KV selection at a time",
+    "kv_storage": "one way to keep KV at rest",
     "verify": "one verification rule",
 }
 _NEEDS = {
     "paged": "Switch on paged: pages can only be shared when they are allocated on demand.",
+    "prefix_cache": "Switch on prefix_cache or radix_cache: without one no prompt finds what was kept.",
     "drafter": "Switch on a drafter: without drafts there is nothing to verify.",
 }
 
@@ -77,6 +80,7 @@ def plan(
     limits = _fit_limits(limits if limits is not None else EngineLimits(), model.config)
     page_size, page_conflicts = _page_size(configs, model.config, dtype, numerics, device)
     conflicts += page_conflicts
+    conflicts += storage_conflicts(configs, model.config)
     conflicts += selection_conflicts(configs, _context(model.config, dtype, numerics, device, page_size))
     if conflicts:
         return conflicts

@@ -72,7 +72,11 @@ def build_run(
         path=collected.steps[-1].path if collected.steps else (),
         steps=tuple(step_row(s) for s in collected.steps),
         provenance=provenance(device, profile),
-        notes=(*(plan.notes if plan else ()), *collected.notices),
+        notes=(
+            *(plan.notes if plan else ()),
+            *collected.notices,
+            *dict.fromkeys(w for s in collected.steps for w in s.warnings),
+        ),
         error=error.to_dict() if error is not None else None,
     )
 

@@ -21,6 +21,7 @@ from workbench.core.jobs import CancelToken, Job
 from workbench.core.plan import ModelFacts, plan, require, why_not
 from workbench.core.room import present
 from workbench.core.runner import Requested, RequestJob
+from workbench.core.saved_session import Conversation, submit_resume, submit_save
 from workbench.core.state import EngineState
 from workbench.core.worker import Listener, Task, Worker
 from workbench.engine.params import SamplingParams
@@ -33,7 +34,7 @@ from workbench.models.registry import open_source
 from workbench.models.tokenizer import load_tokenizer
 from workbench.spec.errors import ModelNotFound, OptionError, RequestError, SamplingError
 from workbench.spec.plan import Conflict, DType, EngineLimits, Numerics, Plan, check_threads
-from workbench.spec.recipe import Recipe
+from workbench.spec.recipe import Recipe, Use
 from workbench.spec.run import Run
 
 
@@ -176,6 +177,26 @@ class Session:
         params = [replace(first, seed=first.seed + i) for i in range(len(items))]
         run: Run = self.submit_all(items, params).result()
         return run
+
+    def save_cache(
+        self, path: str | Path, conversation: Conversation, codec: str | Use = "raw", *, salt: str = ""
+    ) -> Job:
+        """Write the KV of a conversation (a prompt, token ids, or a run) to a file; what is not cached is
+        computed. ``codec``: ``raw``, ``kvtc`` or ``cachegen`` with options; ``salt``: its namespace.
+
+        The *task* job's result is a :class:`workbench.core.saved_cache.Saved`. Raises :class:`RecipeError`,
+        :class:`OptionError` or :class:`RequestError` at once for what cannot be saved.
+        """
+        return submit_save(self, path, conversation, codec, salt)
+
+    def resume(self, path: str | Path) -> Job:
+        """Put a saved conversation into the cache; the next prompt that begins with it starts behind it.
+
+        The *task* job's result is a :class:`workbench.core.saved_cache.Resumed`; pass its ``salt`` to
+        :meth:`submit`, since what a lossy codec gave back serves nobody else. It fails with
+        :class:`PayloadError` when the file is damaged or belongs to something else; nothing has changed then.
+        """
+        return submit_resume(self, path)
 
     def task(self, label: str, work: Task) -> Job:
         """Queue long work: the generator ``work(job, engine)`` is advanced by one ``yield`` between steps.

@@ -58,9 +58,11 @@ class EngineState:
             kv = self._kv[1]
         else:
             if self._kv is not None and self.plan is not None and weights_key(self.plan) == weights_key(plan):
-                self._kv, self.engine = None, None  # free the old pool before the new one is made
+                self._drop_kv()  # free the old pool before the new one is made
             kv = build_kv(plan, decoder, progress, cancel)
         engine = build_engine(plan, decoder, kv, self.tokenizer.stream, self.tokenizer.eos_ids)
+        if self._kv is not None and self._kv[1] is not kv:
+            self._kv[1].close()
         self._kv, self.engine, self.plan = (key, kv), engine, plan
         self.ready = perf_counter()
         self._count()
@@ -126,7 +128,8 @@ class EngineState:
 
     def rest(self) -> None:
         """Give weights and cache back; what is asked for next builds them again. Requests must have ended."""
-        self.engine, self._kv, self.resting = None, None, True
+        self._drop_kv()
+        self.resting = True
         self._decoders.clear()
         self._count()
 
@@ -158,16 +161,23 @@ class EngineState:
                 self.engine.reset()
                 self.engine.kv.check()
         except BaseException:  # its books are broken beyond repair: the next run gets a new engine
-            self.engine, self._kv = None, None
+            self._drop_kv()
         self._count()
         for job in jobs:
             job.fail(error)
 
     def free(self) -> None:
         """Drop model, cache and engine."""
-        self.jobs, self.engine, self.plan, self._kv, self._task = [], None, None, None, None
+        self._drop_kv()
+        self.jobs, self.plan, self._task = [], None, None
         self._decoders.clear()
         self._count()
+
+    def _drop_kv(self) -> None:
+        """Give up engine and cache; nothing of it stays on disk."""
+        if self._kv is not None:
+            self._kv[1].close()
+        self.engine, self._kv = None, None
 
     def _count(self) -> None:
         self.held = {**self.engine.memory(), **self._kept()} if self.engine is not None else self._kept()

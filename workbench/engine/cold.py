@@ -88,6 +88,7 @@ class ColdTier:
         self.held = 0
         self.counts = Counts()
         self.warning: str | None = None
+        self._told = False
         self._roots: dict[bytes, Node] = {}
         self._used: OrderedDict[int, tuple[bytes, Node]] = OrderedDict()
         self._numbers = 0
@@ -175,6 +176,17 @@ class ColdTier:
         self.counts.missed += 1
         if number in self._used:
             self._drop(number)
+
+    def report(self) -> dict[str, int]:
+        """The counts so far, and what is held: ``pages`` and ``bytes``, in memory or on disk."""
+        return {**self.counts.as_dict(), "pages": len(self._used), "bytes": self.held}
+
+    def warnings(self) -> tuple[str, ...]:
+        """What has gone wrong since this was last asked."""
+        if self.warning is None or self._told:
+            return ()
+        self._told = True
+        return (self.warning,)
 
     def nbytes(self) -> dict[str, int]:
         """``kv_cold``: bytes of memory that coded pages take."""

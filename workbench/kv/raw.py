@@ -102,4 +102,5 @@ def _raw(store: PageStore, name: str) -> Tensor:
 
 
 def _bytes(x: Tensor) -> memoryview:
-    return memoryview(x.contiguous().view(-1).view(torch.uint8).numpy())
+    view: memoryview = x.contiguous().view(-1).view(torch.uint8).numpy().data
+    return view

@@ -22,6 +22,7 @@ Seam = Literal[
     "prefix",
     "kv_codec",
     "kv_selector",
+    "kv_storage",
     "attention",
     "drafter",
     "verify",
@@ -54,7 +55,7 @@ class TechniqueSpec:
     ``needs``: capabilities that the plan (engine, other techniques, model, device) must provide.
     ``provides``: capabilities it adds for others.
     ``conflicts``: ids it cannot share a plan with, each with one sentence of remedy.
-    ``kv_layers``: KV layers a drafter keeps in the engine's pages.
+    ``keeps_kv``: a drafter with KV layers of its own in the engine's pages; bound, it says how many.
     ``sweep``: its points on a rate-distortion curve, each as options ``k=v,k=v`` ("": the defaults).
     ``dtypes``, ``numerics``: the only ones it works in (empty: all).
     ``compiler``: it compiles C++ on the machine that runs it.
@@ -75,7 +76,7 @@ class TechniqueSpec:
     conflicts: Mapping[str, str] = field(default_factory=dict)
     backends: tuple[str, ...] = ("cpu", "cuda")
     claims: tuple[Claim, ...] = ()
-    kv_layers: int = 0
+    keeps_kv: bool = False
     dtypes: tuple[str, ...] = ()
     numerics: tuple[str, ...] = ()
     compiler: bool = False

@@ -9,3 +9,7 @@ and deltas), :mod:`tables` and :mod:`artefact` (calibrated probabilities), :mod:
 :mod:`layout`, :mod:`header`, :mod:`codec` and :mod:`stored` (a chunk in, layers out), :mod:`context` (all
 chunks, all levels). :mod:`link`, :mod:`policy` and :mod:`transfer` simulate the streaming.
 """
+
+from workbench.kv.cachegen.technique import SPEC as SPEC
+from workbench.kv.cachegen.technique import Config as Config
+from workbench.kv.cachegen.technique import bind as bind

@@ -57,7 +57,7 @@ class CacheGenRows:
         return b"".join(part for (data,) in chunks for part in (_LENGTH.pack(len(data)), data))
 
     def open(self, data: Bytes) -> StoredRows:
-        """Check every chunk; raises :class:`PayloadError` for whatever is wrong with one, or a false length."""
+        """Check every chunk; raises :class:`PayloadError` for what is wrong with one, or a false length."""
         view, at, chunks = memoryview(data), 0, list[StoredChunk]()
         while at < len(view):
             if at + _LENGTH.size > len(view):

@@ -9,3 +9,7 @@ principal components), :mod:`formats` (drop, int2, int4, fp8), :mod:`distortion`
 many bits), :mod:`codes`, :mod:`deflate` and :mod:`ranges` (symbols to bytes), :mod:`encoder` and
 :mod:`stored` (a sequence in, layers out), :mod:`codec`.
 """
+
+from workbench.kv.kvtc.technique import SPEC as SPEC
+from workbench.kv.kvtc.technique import Config as Config
+from workbench.kv.kvtc.technique import bind as bind

@@ -8,6 +8,7 @@ reported beside every ratio, with the number of tokens after which they have pai
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,6 +20,8 @@ from workbench.kv.kvtc.cross import Cross
 from workbench.kv.kvtc.distortion import Distortion
 from workbench.kv.kvtc.plan import BitPlan, best_plan
 from workbench.spec.errors import OptionError
+
+Planner = Callable[[Distortion, int], BitPlan]
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,10 @@ class Calibration:
     origin: str
     tokens: int
 
-    def artefact(self, k_ratio: float, v_ratio: float) -> Artefact:
+    def artefact(self, k_ratio: float, v_ratio: float, plan: Planner = best_plan) -> Artefact:
         """Plan both sides: ``16 * features / ratio`` bits per token each, before entropy coding.
 
+        ``plan`` may remember what :func:`best_plan` finds.
         Raises :class:`OptionError` for a ratio below 2.
         """
         if min(k_ratio, v_ratio) < 2:
@@ -108,13 +112,13 @@ class Calibration:
                 f"kvtc cannot plan for ratios {k_ratio:g} (keys) and {v_ratio:g} (values).",
                 hint="Choose ratios of at least 2; 8 to 64 are usual.",
             )
-        k, v = _side(*self.k, k_ratio), _side(*self.v, v_ratio)
+        k, v = _side(*self.k, k_ratio, plan), _side(*self.v, v_ratio, plan)
         cross = self.cross.cut(k.plan.rank, v.plan.rank)
         return Artefact(k, v, self.model, self.phases, cross)
 
 
-def _side(basis: Basis, distortion: Distortion, ratio: float) -> Side:
-    plan = best_plan(distortion, int(16 * len(basis.mean) / ratio))
+def _side(basis: Basis, distortion: Distortion, ratio: float, planner: Planner) -> Side:
+    plan = planner(distortion, int(16 * len(basis.mean) / ratio))
     cut = replace(
         basis,
         components=basis.components[: plan.rank].clone(),

@@ -1,0 +1,31 @@
+"""Whether KV at rest fits the rest of a plan: its codecs take rows of uncompressed KV, of every token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.core import catalog
+from workbench.models.config import ModelConfig
+from workbench.spec.plan import Conflict
+
+
+def storage_conflicts(configs: Mapping[str, Any], model: ModelConfig) -> list[Conflict]:
+    """What stands between a plan's KV at rest and its KV format, its KV selector or the model."""
+    by_seam: dict[str, str] = {catalog.get(i).spec.seam: i for i in configs}
+    chosen = by_seam.get("kv_storage")
+    if chosen is None:
+        return []
+    title, out = catalog.get(chosen).spec.title, []
+    for seam, resource, why in (
+        ("kv_codec", "KV rows", "codes uncompressed pages, and coding twice loses twice"),
+        ("kv_selector", "KV rows", "keeps whole pages, and a selector drops tokens out of them"),
+    ):
+        other = by_seam.get(seam)
+        if other is not None:
+            remedy = f"Switch off {catalog.get(other).spec.title}: {title} {why}."
+            out.append(Conflict(chosen, other, resource, remedy))
+    if all(group.window is not None for group in model.kv_groups):
+        remedy = f"Every layer of this model forgets behind a window: there is nothing for {title} to keep."
+        out.append(Conflict(chosen, "model", "attention windows", remedy))
+    return out
