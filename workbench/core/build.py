@@ -191,8 +191,6 @@ def kv_codec(
     return calibrated
 
 
-def build_kv(
-    plan: Plan, decoder: Decoder, progress: Progress | None = None, cancel: Cancel | None = None
 def cold_codec(
     plan: Plan, decoder: Decoder, progress: Progress | None = None, cancel: Cancel | None = None
 ) -> AtRest | None:
@@ -212,6 +210,8 @@ def cold_codec(
     )
 
 
+def build_kv(
+    plan: Plan, decoder: Decoder, progress: Progress | None = None, cancel: Cancel | None = None
 ) -> KVCache:
     """Page stores (one per KV group), pools and prefix index, all empty; calibrates a format that asks.
 
@@ -236,15 +236,15 @@ def cold_codec(
         reserve=0 if "paged" in plan.provides else plan.limits.max_context,
         windows=[group.window for group in groups],
     )
-
-
-def build_engine(
-    plan: Plan, decoder: Decoder, kv: KVCache, make_stream: MakeStream | None, eos_ids: tuple[int, ...]
     storage: Storage | None = _bound(plan, "kv_storage", config)
     if storage is not None and resting is not None:
         tier = ColdTier(resting, storage.store(), storage.limit)
         cache.cold = ColdPages(tier, stores, groups, cache.windows)
     return cache
+
+
+def build_engine(
+    plan: Plan, decoder: Decoder, kv: KVCache, make_stream: MakeStream | None, eos_ids: tuple[int, ...]
 ) -> Engine:
     """An idle engine for the plan on an existing (idle) KV cache."""
     config, codec, op = decoder.config, kv.stores[0].codec, attention_op(plan, decoder.config)
@@ -266,12 +266,12 @@ def build_engine(
     if shared:
         static["calibration"] = shared
     path = (f"attention:{op.name}", f"kv:{codec.key}", *(f"linear:{k}" for k in decoder.weights.kernels()))
+    if kv.cold is not None:
+        path += (f"rest:{kv.cold.tier.codec.key}",)
     if selector is not None:
         path += (f"select:{selector.key}",)
     return Engine(
         Executor(decoder, kv.stores, op, kv_groups(plan, config)),
-    if kv.cold is not None:
-        path += (f"rest:{kv.cold.tier.codec.key}",)
         kv,
         scheduler,
         context=plan.limits.max_context,
@@ -307,11 +307,11 @@ def namespace(
         codec.key,
         attention,
         selector.key if selector is not None else "",
+        resting.key if resting is not None else "",
         plan.numerics,
         plan.dtype,
         str(plan.page_size),
     )
-        resting.key if resting is not None else "",
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
 
