@@ -19,7 +19,7 @@ from workbench.core.build import standalone_engine, weights_key
 from workbench.core.kv_methods import Method, checked, planned, prepare
 from workbench.core.kv_points import Points, point_key, window_part
 from workbench.core.kv_prepared import Prepared, prepared
-from workbench.core.kv_result import MethodResult, WindowResult
+from workbench.core.kv_result import MethodResult, WindowResult, parameters_of
 from workbench.core.kv_storage_methods import Bench
 from workbench.core.quality import held_out_text, quality_plans
 from workbench.core.quality_scores import WindowScores
@@ -87,9 +87,8 @@ def submit_p1(
         )
         engine = standalone_engine(plain, decoder)
         result = yield from p1_steps(engine, windows, ready, settings, tell, points, about)
-        parameters = decoder.weights.nbytes() // decoder.weights.dtype.itemsize
         for found in result.values():
-            found.parameters = parameters
+            found.parameters = parameters_of(decoder)
         return result
 
     return session.task(f"P1 of {', '.join(methods)}", work)

@@ -13,6 +13,7 @@ from typing import Any
 
 from workbench.core.quality_scores import WindowScores, quality_metrics
 from workbench.kv.cached import CachedRows, Reconstructed
+from workbench.models.decoder import Decoder
 from workbench.spec.run import Metric
 
 
@@ -128,6 +129,16 @@ class MethodResult:
                     )
                 )
         return out
+
+
+def parameters_of(decoder: Decoder) -> int:
+    """Numbers that a model has learnt; a tied head counts once."""
+    weights = decoder.weights
+    linears = [linear for layer in weights.layers for linear in layer.linears]
+    gains = [gain for layer in weights.layers for gain in layer.gains]
+    head = 0 if decoder.config.tie_embeddings else weights.head.n * weights.head.k
+    tensors = (*gains, weights.embed, weights.final_gain)
+    return head + sum(x.n * x.k for x in linears) + sum(t.numel() for t in tensors)
 
 
 def _over(a: int, b: int) -> float | None:
