@@ -11,9 +11,15 @@ import importlib
 from typing import Any
 
 _WHERE = {
+    "compare_formats": "format_error",
     "draw_bytes": "byte_time",
+    "draw_rates": "rate_distortion",
+    "keep_exact": "p1_points",
     "measure_hits": "page_use",
+    "measure_points": "p1_points",
     "measure_use": "page_use",
+    "read_cache": "cache_rows",
+    "round_trips": "format_error",
     "watch_pages": "page_film",
 }
 
