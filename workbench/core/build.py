@@ -239,7 +239,7 @@ def build_kv(
     storage: Storage | None = _bound(plan, "kv_storage", config)
     if storage is not None and resting is not None:
         tier = ColdTier(resting, storage.store(), storage.limit)
-        cache.cold = ColdPages(tier, stores, groups, cache.windows)
+        cache.cold = ColdPages(tier, stores, groups)
     return cache
 
 

@@ -25,7 +25,10 @@ def storage_conflicts(configs: Mapping[str, Any], model: ModelConfig) -> list[Co
         if other is not None:
             remedy = f"Switch off {catalog.get(other).spec.title}: {title} {why}."
             out.append(Conflict(chosen, other, resource, remedy))
-    if all(group.window is not None for group in model.kv_groups):
-        remedy = f"Every layer of this model forgets behind a window: there is nothing for {title} to keep."
+    if any(group.window is not None for group in model.kv_groups):
+        remedy = (
+            "Save conversations to files instead: layers of this model forget behind a window, and the pages "
+            "that they still see are the first to go."
+        )
         out.append(Conflict(chosen, "model", "attention windows", remedy))
     return out

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from workbench.engine.at_rest import AtRest, Coded, Pages
 from workbench.spec.errors import PayloadError, StorageError, WorkbenchError
@@ -52,14 +52,6 @@ class Node:
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)
     number: int | None = None
     nbytes: int = 0
-    gone: tuple[bool, ...] = ()
-
-
-class Found(NamedTuple):
-    """A page that the tier has; ``gone[g]``: without that of KV group g, which a window had given back."""
-
-    number: int
-    gone: tuple[bool, ...]
 
 
 @dataclass
@@ -127,7 +119,6 @@ class ColdTier:
             return
         node = self._grow(namespace, ancestry)
         node.number, node.nbytes = self._numbers, nbytes
-        node.gone = tuple(bool(pages.gone(g)) for g in range(len(pages.stores)))
         self._used[node.number] = (namespace, node)
         self.held += nbytes
         self.counts.stored += 1
@@ -137,12 +128,12 @@ class ColdTier:
 
     def find(
         self, namespace: bytes, tokens: Sequence[int], page_size: int, known: int, limit: int
-    ) -> list[Found]:
-        """The pages that follow the first ``known`` ones of ``tokens``, up to the first gap.
+    ) -> list[int]:
+        """Numbers of the pages that follow the first ``known`` ones of ``tokens``, up to the first gap.
 
         At most ``limit`` tokens are covered in all.
         """
-        node, found = self._roots.get(namespace), list[Found]()
+        node, found = self._roots.get(namespace), list[int]()
         for end in range(page_size, min(limit, len(tokens)) + 1, page_size):
             node = node.children.get(tuple(tokens[end - page_size : end])) if node is not None else None
             if node is None:
@@ -151,7 +142,7 @@ class ColdTier:
                 continue
             if node.number is None:
                 break
-            found.append(Found(node.number, node.gone))
+            found.append(node.number)
         return found
 
     def fetch(self, number: int) -> Coded | None:

@@ -1,7 +1,7 @@
 """The cold tier of a KV cache: which pages go, and how a run of them comes back in front of a prompt.
 
-Pages come back into pages that the sequence was given anyway, and are published like computed ones. A run may
-end only where every page that its end still sees through a window is there.
+Pages come back into pages that the sequence was given anyway, and are published like computed ones. All KV
+groups must see all keys: behind a window, the pages that a later prompt needs are the first to be lost.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from workbench.engine.at_rest import Pages
-from workbench.engine.cold import ColdTier, Found
-from workbench.engine.pages import NULL_PAGE
+from workbench.engine.cold import ColdTier
 from workbench.engine.prefix import Published
 from workbench.engine.store import PageStore
-from workbench.engine.windows import Windows
 from workbench.models.config import KVGroup
 from workbench.spec.errors import PayloadError
 
@@ -22,11 +20,9 @@ from workbench.spec.errors import PayloadError
 class ColdPages:
     """Binds a :class:`ColdTier` to the stores of a KV cache."""
 
-    def __init__(
-        self, tier: ColdTier, stores: Seq[PageStore], groups: Seq[KVGroup], windows: Windows
-    ) -> None:
+    def __init__(self, tier: ColdTier, stores: Seq[PageStore], groups: Seq[KVGroup]) -> None:
         self.tier = tier
-        self._stores, self._groups, self._windows = stores, groups, windows
+        self._stores, self._groups = stores, groups
         self._thawed: set[Published] = set()
 
     def give_up(self, entry: Published) -> None:
@@ -43,36 +39,22 @@ class ColdPages:
         pages = Pages(self._stores, self._groups, tuple((p,) for p in entry.pages), first)
         self.tier.keep(entry.namespace, ancestry, pages, again)
 
-    def run(self, namespace: bytes, tokens: Seq[int], full: Seq[Published], limit: int) -> list[Found]:
-        """What the tier has behind the ``full`` pages of a prompt, as far as it can be used."""
-        size = self._stores[0].geometry.page_size
-        found = self.tier.find(namespace, tokens, size, len(full), limit)
-        there = [[p != NULL_PAGE for p in e.pages] for e in full] + [[not g for g in f.gone] for f in found]
-        while found:
-            end = len(full) + len(found)
-            needed = (
-                there[i][g]
-                for g in range(len(self._stores))
-                for i in range(self._windows.behind(g, end * size), end)
-            )
-            if all(needed):
-                break
-            found.pop()
-        return found
+    def run(self, namespace: bytes, tokens: Seq[int], known: int, limit: int) -> list[int]:
+        """What the tier has behind the first ``known`` pages of a prompt, at most ``limit`` tokens in all."""
+        return self.tier.find(namespace, tokens, self._stores[0].geometry.page_size, known, limit)
 
-    def thaw(self, found: Seq[Found], tables: Seq[Seq[int]], known: int) -> int:
+    def thaw(self, found: Seq[int], tables: Seq[Seq[int]], known: int) -> int:
         """Fill pages ``known`` and following of fresh ``tables``; returns how many of ``found`` came back.
 
-        The first that is lost or damaged ends it. Groups that a page was stored without are left alone.
+        The first that is lost or damaged ends it.
         """
         size = self._stores[0].geometry.page_size
-        for n, (number, gone) in enumerate(found):
+        for n, number in enumerate(found):
             coded = self.tier.fetch(number)
             if coded is None:
                 return n
             at = known + n
-            ids = tuple((NULL_PAGE if lost else t[at],) for t, lost in zip(tables, gone, strict=True))
-            pages = Pages(self._stores, self._groups, ids, at * size)
+            pages = Pages(self._stores, self._groups, tuple((t[at],) for t in tables), at * size)
             try:
                 self.tier.codec.decode(coded, pages)
             except PayloadError:

@@ -13,12 +13,11 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from workbench.engine.cold import Found
 from workbench.engine.cold_pages import ColdPages
 from workbench.engine.compaction import Rows, gather_rows, put_rows
 from workbench.engine.kv_bytes import kv_bytes
 from workbench.engine.pages import NULL_PAGE, PagePool
-from workbench.engine.prefix import Index, Match, Published
+from workbench.engine.prefix import Index, Match
 from workbench.engine.sequence import Sequence
 from workbench.engine.store import PageStore
 from workbench.engine.windows import Windows
@@ -67,10 +66,7 @@ class KVCache:
         """What the index has of a sequence, at least one token left out: its logits must be computed."""
         if self.index is None or seq.params.prompt_logprobs is not None:
             return Match([])
-        limit = len(seq.tokens) - 1
-        if seq.shareable is not None:
-            limit = min(limit, seq.shareable)
-        return self.windows.whole(self.index.match(seq.tokens, self._namespace(seq), limit))
+        return self.windows.whole(self.index.match(seq.tokens, self._namespace(seq), self._limit(seq)))
 
     def admit(self, seq: Sequence, slots: int) -> bool:
         """Give a sequence pages for ``slots`` slots, reusing cached ones; False if it must wait.
@@ -78,7 +74,7 @@ class KVCache:
         A page of which only the head is wanted is copied: its rows behind are another prompt's.
         """
         full, partial, rows = self.match(seq)
-        found = self._cold_run(seq, full)
+        found = self._cold_run(seq, len(full))
         if partial is not None and (found or not all(store.copies_rows for store in self.stores)):
             partial, rows = None, 0
         held = [*full, partial] if partial is not None else full
@@ -298,31 +294,31 @@ class KVCache:
             store.reset(pages)
         return taken
 
-    def _cold_run(self, seq: Sequence, full: Seq[Published]) -> list[Found]:
-        """What the cold tier has behind the pages found, at least one token left out."""
+    def _limit(self, seq: Sequence) -> int:
+        """Tokens of a sequence that may be found: the logits of one at least must be computed."""
+        limit = len(seq.tokens) - 1
+        if seq.shareable is not None:
+            limit = min(limit, seq.shareable)
+        return limit
+
+    def _cold_run(self, seq: Sequence, known: int) -> list[int]:
+        """What the cold tier has behind the ``known`` pages found, at least one token left out."""
         if self.cold is None or self.index is None or seq.params.prompt_logprobs is not None:
             return []
-        limit = min(len(seq.tokens) - 1, len(seq.tokens) if seq.shareable is None else seq.shareable)
-        return self.cold.run(self._namespace(seq), seq.tokens, full, limit)
+        return self.cold.run(self._namespace(seq), seq.tokens, known, self._limit(seq))
 
-    def _thaw(self, seq: Sequence, found: Seq[Found]) -> None:
+    def _thaw(self, seq: Sequence, found: Seq[int]) -> None:
         """Fill fresh pages of an admitted sequence with what the cold tier has, and publish them."""
         if self.cold is None or self.index is None:
             return
         known = len(seq.chain)
         end = known + self.cold.thaw(found, seq.tables, known)
-        for g, (pool, table) in enumerate(zip(self.pools, seq.tables, strict=True)):
-            lost = [known + n for n, page in enumerate(found[: end - known]) if page.gone[g]]
-            pool.release([table[i] for i in lost])
-            for i in lost:
-                table[i] = NULL_PAGE
         if end > known:
             seq.computed = end * self.page_size
             self._publish(self.index, seq, end)
             self.cold.note(
                 e for i, e in enumerate(seq.chain) if i >= known and e.pages[0] == seq.tables[0][i]
             )
-            self._drop_behind_windows(seq)
 
     def _evictor(self, group: int):  # type: ignore[no-untyped-def]
         """What happens when a pool takes a cached page: with it goes the entry that names it, unless only a
