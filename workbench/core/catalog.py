@@ -41,6 +41,7 @@ MODULES: dict[str, str] = {
     "curdkv": "workbench.kv.curdkv",
     "adacurdkv": "workbench.kv.adacurdkv",
     "ngram": "workbench.speculative.ngram",
+    "suffix": "workbench.speculative.suffix",
     "verify": "workbench.speculative.verify",
     "typical": "workbench.speculative.typical",
     "rtn": "workbench.quant.rtn",
