@@ -17,6 +17,8 @@ from transformers.models.mistral.modeling_mistral import MistralForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 
+from workbench.kernels.cpu import compiler
+from workbench.models import compiled
 from workbench.models.config import FULL, ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.plain import plain_pack
@@ -216,6 +218,42 @@ def test_sixteen_bit_logits_stay_near(family):
     assert got.dtype is torch.float32
     error = (got - expected).square().mean().sqrt() / expected.std()
     assert 0 < error < 20**0.5 * 2**-6
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """The compiled CPU kernels."""
+    if not compiler.supported() or compiler.find() is None:
+        pytest.skip("needs 64-bit Linux and a C++ compiler")
+    return compiled.kernels()
+
+
+def test_compiled_layers_err_no_more_than_the_torch_ones(family, kernels):
+    """All rows at once, row by row, and with few rows left behind the last layer; same stored weights."""
+    _, model, config, ids, expected = family
+    usual = decoder(model, config, torch.bfloat16)
+    pack = compiled.compiled_pack(kernels, config.activation)
+    weights = build_weight_set(DictSource(config, model.state_dict()), pack, torch.bfloat16)
+    assert compiled.is_compiled(weights, config)
+    run = Decoder(config, weights)
+
+    def error(logits, rows=slice(None)):
+        return (logits - expected[rows]).square().mean().sqrt() / expected.std()
+
+    with torch.inference_mode():
+        allowed = 2 * error(usual.forward(ids, torch.arange(T), DenseAttention(config)).logits) + 1e-3
+        whole = run.forward(ids, torch.arange(T), DenseAttention(config), capture={0, 1, config.num_layers})
+        assert error(whole.logits) <= allowed
+        assert torch.equal(whole.captured[0], run.embed(ids))  # nothing is written over
+        attention = DenseAttention(config)
+        alone = [run.forward(ids[i : i + 1], torch.tensor([i]), attention).logits for i in range(T)]
+        assert error(torch.cat(alone)) <= allowed
+        rows = torch.tensor([T - 1, 3, 17])
+        few = run.forward(ids, torch.arange(T), DenseAttention(config), logits_rows=rows)
+        assert few.hidden.shape == (3, config.hidden_size)
+        assert error(few.logits, rows) <= allowed
+        again = run.forward(ids, torch.arange(T), DenseAttention(config))
+        assert torch.equal(again.logits, whole.logits)
 
 
 def test_captured_residuals_are_transformers_hidden_states():
