@@ -19,6 +19,7 @@ from rich.console import Console
 from workbench.cli import doctor, probe_hardware, probe_software
 from workbench.cli.finding import Finding
 from workbench.core import room
+from workbench.kernels.cpu import compiler
 from workbench.models.registry import registry
 from workbench.spec import install
 
@@ -47,9 +48,17 @@ def test_report_is_json_and_every_problem_has_a_consequence_and_a_remedy() -> No
     assert json.loads(json.dumps(result)) == result
     names = [row["name"] for row in result["findings"]]
     assert len(names) == len(set(names))
-    assert {"python", "packages", "cores", "instruction sets", "memory", "disk", "gpu", "triton"} <= set(
-        names
-    )
+    assert {
+        "python",
+        "packages",
+        "cores",
+        "instruction sets",
+        "memory",
+        "disk",
+        "gpu",
+        "triton",
+        "C++ compiler",
+    } <= set(names)
     assert {f"extra {extra}" for extra in probe_software.EXTRAS} <= set(names)
     for row in result["findings"]:
         assert row["found"], row
@@ -181,6 +190,17 @@ def test_browser_found_and_absent(monkeypatch: pytest.MonkeyPatch) -> None:
         probe_software.shutil, "which", lambda name: "/bin/x" if name == "google-chrome" else None
     )
     assert probe_software.probe_browser() == Finding("browser", "ok", "/bin/x")
+
+
+def test_the_compiler_is_found_or_its_loss_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "supported", lambda: True)
+    monkeypatch.setattr(compiler, "find", lambda: "/bin/c++")
+    assert probe_software.probe_compiler() == Finding("C++ compiler", "ok", "/bin/c++")
+    monkeypatch.setattr(compiler, "find", lambda: None)
+    lost = probe_software.probe_compiler()
+    assert lost.status == "missing" and "compiled" in lost.consequence and "g++" in lost.remedy
+    monkeypatch.setattr(compiler, "supported", lambda: False)
+    assert "Linux" in probe_software.probe_compiler().remedy
 
 
 def test_unknown_model_names_the_way_out() -> None:

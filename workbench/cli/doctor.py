@@ -20,6 +20,7 @@ from workbench.cli.finding import Finding
 from workbench.cli.probe_hardware import probe_cores, probe_disk, probe_gpu, probe_isa, probe_memory
 from workbench.cli.probe_software import (
     probe_browser,
+    probe_compiler,
     probe_core,
     probe_extras,
     probe_models,
@@ -43,7 +44,7 @@ def findings() -> list[Finding]:
     else:
         gpu = probe_gpu()
         rows += [probe_cores(), probe_isa(), probe_memory(), _probe_cache(), gpu]
-        rows += [probe_triton(gpu.status == "ok"), *probe_models()]
+        rows += [probe_triton(gpu.status == "ok"), probe_compiler(), *probe_models()]
     return [*rows, *probe_extras(), probe_notebooks(), probe_browser()]
 
 

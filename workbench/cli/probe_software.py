@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata as metadata
 import platform
 import shutil
+import sys
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -151,6 +152,19 @@ def probe_triton(gpu: bool) -> Finding:
             "workbench kernels; TRITON_INTERPRET=1 before Python starts interprets.",
         )
     return Finding("triton", "ok", str(version))
+
+
+def probe_compiler() -> Finding:
+    """Whether the C++ kernels of `compiled` can be built here."""
+    from workbench.kernels.cpu import compiler
+
+    lost = "No `compiled`: layers run as torch operations, decoding takes about twice as long."
+    if not compiler.supported():
+        return Finding("C++ compiler", "missing", f"not used on {sys.platform}", lost, "Use 64-bit Linux.")
+    found = compiler.find()
+    if found is None:
+        return Finding("C++ compiler", "missing", "none found", lost, compiler.INSTALL)
+    return Finding("C++ compiler", "ok", found)
 
 
 def probe_notebooks() -> Finding:
