@@ -24,6 +24,7 @@ from workbench.engine.cold_pages import ColdPages
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
+from workbench.engine.resident import ResidentStore, mirror_nbytes
 from workbench.engine.scheduler import Boundary, Scheduler
 from workbench.engine.seams import AttentionOp, KVCodec, PageGeometry
 from workbench.engine.selection import KVSelector
@@ -159,8 +160,17 @@ def kv_geometries(plan: Plan, config: ModelConfig) -> list[PageGeometry]:
 def require_memory(plan: Plan, config: ModelConfig) -> None:
     """Raises :class:`OptionError` unless the plan's KV pool fits into the memory that is available now."""
     codec: KVCodec = _bound(plan, "kv_codec", config) or PlainCodec(getattr(torch, plan.dtype))
-    nbytes = sum(pool_nbytes(codec, geometry) for geometry in kv_geometries(plan, config))
+    geometries = kv_geometries(plan, config)
+    nbytes = sum(pool_nbytes(codec, geometry) for geometry in geometries)
+    if keeps_decoded(plan, config, codec):
+        nbytes += sum(map(mirror_nbytes, geometries))
     require_pool(plan.limits.kv_pool_tokens, nbytes, plan.device)
+
+
+def keeps_decoded(plan: Plan, config: ModelConfig, codec: KVCodec) -> bool:
+    """Whether a decoded copy of all pages is asked for and is not what the format holds anyway."""
+    pages = _bound(plan, "pages", config)
+    return pages is not None and pages.decoded == "resident" and not codec.in_place
 
 
 def kv_codec(
@@ -221,8 +231,9 @@ def build_kv(
     require_memory(plan, config)
     codec, selector = kv_codec(plan, decoder, progress, cancel), kv_selector(plan, config)
     groups = kv_groups(plan, config)
+    make = ResidentStore if keeps_decoded(plan, config, codec) else PageStore
     stores = [
-        PageStore(codec, plain, geometry, group.layers)
+        make(codec, plain, geometry, group.layers)
         for geometry, group in zip(kv_geometries(plan, config), groups, strict=True)
     ]
     pages = stores[0].geometry.pages
@@ -268,6 +279,8 @@ def build_engine(
     path = (f"attention:{op.name}", f"kv:{codec.key}", *(f"linear:{k}" for k in decoder.weights.kernels()))
     if kv.cold is not None:
         path += (f"rest:{kv.cold.tier.codec.key}",)
+    if keeps_decoded(plan, config, codec):
+        path += ("decoded:resident",)
     if selector is not None:
         path += (f"select:{selector.key}",)
     return Engine(

@@ -256,4 +256,8 @@ def _notes(configs: dict[str, Any], limits: EngineLimits, page_size: int) -> tup
     notes = [f"pages of {page_size} tokens, pool of {limits.kv_pool_tokens} tokens per KV group"]
     if "paged" not in configs:
         notes.append(f"contiguous caches: each sequence reserves {limits.max_context} slots at admission")
+    elif configs["paged"].decoded == "resident" and any(
+        catalog.get(i).spec.seam == "kv_codec" for i in configs
+    ):
+        notes.append("a decoded copy of all pages is kept as workspace: coded KV saves no memory here")
     return tuple(notes)

@@ -107,7 +107,7 @@ class Pages:
             first = self.first + self.gone(g) * size
             rows = torch.arange(first, first + len(where) * size, dtype=torch.int32, device=where.device)
             store.positions.view(-1, size)[where] = rows.view(-1, size)
-            store.release(self.present(g))
+            store.written(self.present(g))
 
     def _index(self, group: int) -> Tensor:
         return torch.tensor(self.present(group), dtype=torch.int64, device=self.stores[group].geometry.device)

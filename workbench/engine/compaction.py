@@ -52,6 +52,7 @@ def put_rows(store: PageStore, pages: Sequence[int], rows: Mapping[str, Tensor],
         _raw(store, spec)[:, where] = _to_plane(paged, spec)
     index = torch.arange(len(positions), device=where.device)
     store.positions[where[index // size] * size + index % size] = positions.to(where.device)
+    store.written(pages)
 
 
 def _by_row(store: PageStore, spec: PlaneSpec, pages: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class PageStore:
         made = group_planes(codec, geometry, numbers)
         self.specs = tuple(made.specs.values())
         rows = geometry.pages + 1  # page 0 is the null page
-        self.planes = {s.name: _zeros(geometry, len(made.owners[s.name]), rows, s) for s in self.specs}
+        self.planes = {s.name: zeros(geometry, len(made.owners[s.name]), rows, s) for s in self.specs}
         self.positions = torch.full(
             (rows * geometry.page_size,), -1, dtype=torch.int32, device=geometry.device
         )
@@ -92,6 +92,10 @@ class PageStore:
             codec.encode(planes, where, hot["k"][rows], hot["v"][rows])
         self.release(pages)
 
+    def written(self, pages: Sequence[int]) -> None:
+        """Coded bytes of these pages were put into the planes from elsewhere (restored, compacted)."""
+        self.release(pages)
+
     @property
     def copies_rows(self) -> bool:
         """Whether the head of a page means something without its tail: not where pages are coded whole."""
@@ -121,13 +125,17 @@ class PageStore:
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Move rows between slots (int64 [n] each) in every layer; used to compact an accepted tree path."""
-        size = self.geometry.page_size
         self.positions[target] = self.positions[source]
         if self.codec.grain == "page":
             source, target = self._open_slots(source), self._open_slots(target)
-            specs, planes = self._open_codec.planes(self.geometry), self._open
+            self._move_rows(self._open_codec.planes(self.geometry), self._open, source, target)
         else:
-            specs, planes = self.specs, self.planes
+            self._move_rows(self.specs, self.planes, source, target)
+
+    def _move_rows(
+        self, specs: Sequence[PlaneSpec], planes: dict[str, Tensor], source: Tensor, target: Tensor
+    ) -> None:
+        size = self.geometry.page_size
         for spec in specs:
             plane = planes[spec.name]
             axis = 2 + spec.axes.index("slot")
@@ -224,7 +232,7 @@ class PageStore:
         rows = max(1, 2 * have)
         grown = {}
         for spec in self._open_codec.planes(self.geometry):
-            plane = _zeros(self.geometry, self.geometry.layers, rows, spec)
+            plane = zeros(self.geometry, self.geometry.layers, rows, spec)
             if have:
                 plane[:, :have] = self._open[spec.name]
             grown[spec.name] = plane
@@ -260,7 +268,8 @@ def pool_nbytes(codec: KVCodec, geometry: PageGeometry) -> int:
     return (geometry.pages + 1) * (page + geometry.page_size * torch.int32.itemsize)
 
 
-def _zeros(geometry: PageGeometry, layers: int, rows: int, spec: PlaneSpec) -> Tensor:
+def zeros(geometry: PageGeometry, layers: int, rows: int, spec: PlaneSpec) -> Tensor:
+    """A plane [layers, rows, *shape]; raises :class:`OptionError` when the device refuses the memory."""
     whole = (layers, rows, *spec.shape)
     try:
         return torch.zeros(whole, dtype=spec.dtype, device=geometry.device)

@@ -23,6 +23,12 @@ class Config:
         help="Slots per page; 0 lets the plan choose (64, or what the KV format needs). "
         "Small pages waste less, large pages read faster.",
     )
+    decoded: str = option(
+        "streaming",
+        choices=("streaming", "resident"),
+        help="How attention reads coded KV. streaming: decoded layer by layer in every step. resident: a "
+        "decoded copy of all pages is kept beside the codes, as fast as plain KV and saving no memory.",
+    )
 
 
 SPEC = TechniqueSpec(
@@ -52,5 +58,5 @@ SPEC = TechniqueSpec(
 
 
 def bind(config: Config, context: Any) -> Config:
-    """The setting itself: the plan reads its page size, the engine allocates on demand."""
+    """The settings themselves: the plan reads the page size, the engine allocates on demand."""
     return config

@@ -2,8 +2,9 @@
 
 Yang et al., "XQuant: Achieving Ultra-Low Bit KV Cache Quantization with Cross-Layer Compression" (arXiv
 2510.11236, EMNLP 2025). *Deviations*: as in :mod:`workbench.kv.kivi` a page leaves full precision whole;
-pairs are neighbours within a KV group; which pairs share is by default not a threshold by layer but measured,
-the least harm first. "Equivalent bits" of the paper leave out minimum and step: they are counted here.
+pairs are neighbours within a KV group; by default it is measured which pairs share, the least harm first, and
+a sharing layer's minimum and step are fitted to its partner's codes (``schedule=paper,parameters=range`` is
+the paper's way). "Equivalent bits" of the paper leave out minimum and step: they are counted here.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class Config:
         0.045, low=0.0, high=0.49, step=0.005, help="The same of a 2-bit grid; 0 and no sharing is KIVI."
     )
     parameters: str = option(
-        "range",
-        choices=("range", "fit"),
+        "fit",
+        choices=("fit", "range"),
         help="Minimum and step of a layer that reads another's codes. range: of its own range, as in the "
-        "paper. fit: least squares of its own rows on those codes; the same bytes.",
+        "paper. fit: least squares of its own rows on those codes; the same bytes, less harm.",
     )
     min_agreement: float = option(
         0.0,
