@@ -40,6 +40,8 @@ MODULES: dict[str, str] = {
     "knorm": "workbench.kv.knorm",
     "curdkv": "workbench.kv.curdkv",
     "adacurdkv": "workbench.kv.adacurdkv",
+    "kvtc": "workbench.kv.kvtc",
+    "cachegen": "workbench.kv.cachegen",
     "ngram": "workbench.speculative.ngram",
     "suffix": "workbench.speculative.suffix",
     "verify": "workbench.speculative.verify",

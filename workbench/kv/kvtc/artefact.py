@@ -37,6 +37,12 @@ class Side:
         b = self.basis
         return b.mean.nbytes + b.components.nbytes + 8 * len(self.plan.groups)
 
+    @property
+    def copies(self) -> int:
+        """Bytes of the copies of the components that were made to work with."""
+        made = (vars(self).get(name) for name in ("by_feature", "by_component"))
+        return sum(t.nbytes for t in made if t is not None)
+
     @cached_property
     def by_feature(self) -> Tensor:
         """The components as bfloat16 [p, r], made once: how a layer's share of them is multiplied fastest."""

@@ -40,9 +40,15 @@ class KvtcRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the artefact, and of the two copies of its bases that coding and decoding work with."""
+        """Bytes of the artefact, and of the copies of its bases that were made so far."""
         sides = self.codec.artefact.k, self.codec.artefact.v
-        return self.codec.shared_bytes + 3 * sum(s.basis.components.nbytes for s in sides)
+        return self.codec.shared_bytes + sum(side.copies for side in sides)
+
+    def ready(self) -> KvtcRows:
+        """Itself, with the copies of the bases made that coding and decoding work with."""
+        for side in (self.codec.artefact.k, self.codec.artefact.v):
+            _ = side.by_feature, side.by_component
+        return self
 
     def encode(
         self, rows: CachedRows, progress: Progress | None = None, cancel: Cancel | None = None
