@@ -1,0 +1,173 @@
+"""Draft model: a smaller model proposes a chain, token by token; the target judges it in one pass.
+
+Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192), and Chen et
+al., "Accelerating Large Language Model Decoding with Speculative Sampling" (arXiv 2302.01318). The drafter
+here is cut out of the target: its first and last layers, with the target's embedding and head, so it takes no
+memory but its KV. Drafts are sampled from the request's own law with the q of every draw kept (R2), or the
+likeliest tokens (R3). Its KV are further layers in the target's pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.engine.draft_runner import DraftRunner
+from workbench.engine.seams import DraftContext, DraftTree
+from workbench.models.decoder import Decoder
+from workbench.spec.errors import InvariantError, OptionError
+from workbench.spec.technique import Claim, TechniqueSpec, option
+
+
+@dataclass(frozen=True)
+class Config:
+    """Which layers the drafter has, and how far and how it drafts."""
+
+    k: int = option(4, low=1, high=32, unit="tokens", help="Tokens drafted at most per step.")
+    layers: int = option(
+        0,
+        low=0,
+        high=1024,
+        unit="layers",
+        help="Layers of the target that it has: the first ones, and the last. 0: one more than a fifth.",
+    )
+    draws: bool = option(
+        True, help="Sample drafts above temperature 0 and keep their law; off: the likeliest tokens."
+    )
+    confidence: float = option(
+        0.0, low=0.0, high=1.0, help="Draft no further behind a token that was less likely than this."
+    )
+
+
+SPEC = TechniqueSpec(
+    id="draft_model",
+    title="Draft model",
+    family="speculative",
+    seam="drafter",
+    kind="exact",
+    summary=(
+        "A model cut out of the target (its first and last layers) drafts a chain. As it is, untrained, it "
+        "is rarely right: it shows what a draft costs; distilled layers make it pay."
+    ),
+    paper="https://arxiv.org/abs/2211.17192",
+    stages=("draft",),
+    claims_slot=("drafter",),
+    provides=("drafter",),
+    keeps_kv=True,
+    claims=(
+        Claim(
+            "2 to 2.5 times faster decoding without changing the distribution",
+            "Chinchilla 70B in a distributed setup, benchmark tasks, K = 4",
+            "https://arxiv.org/abs/2302.01318",
+        ),
+    ),
+)
+
+
+def layers_kept(target: int, layers: int) -> tuple[int, ...]:
+    """Numbers of the target's layers that a drafter of ``layers`` has (0: one more than a fifth).
+
+    Raises :class:`OptionError` for as many as the target has.
+    """
+    layers = layers or max(1, min(target - 1, target // 5 + 1))
+    if layers >= target:
+        raise OptionError(
+            f"draft_model.layers = {layers} is too many: the target has {target}.",
+            hint=f"Choose {target - 1} at most." if target > 1 else "Choose another drafter.",
+        )
+    return (*range(max(1, layers - 1)), *range(target - 1, target))[:layers]
+
+
+def cut_out(target: Decoder, kept: Sequence[int]) -> Decoder:
+    """A decoder of some layers of the target, on the same storages."""
+    config, weights = target.config, target.weights
+    types = tuple(config.layer_types[i] for i in kept)
+    rope = tuple((kind, spec) for kind, spec in config.rope if kind in types)
+    return Decoder(
+        replace(config, num_layers=len(kept), layer_types=types, rope=rope),
+        replace(weights, layers=tuple(weights.layers[i] for i in kept)),
+    )
+
+
+class ModelDrafter:
+    """The ``drafter`` seam for a model of its own; needs a runner before the first draft."""
+
+    name = "draft_model"
+
+    def __init__(self, config: Config, layers: int) -> None:
+        self.config = config
+        self.max_draft = config.k
+        self._kept = layers_kept(layers, config.layers)
+        self._runner: DraftRunner | None = None
+        self._own = 0
+
+    @property
+    def kv_layers(self) -> int:
+        """KV layers it keeps in the pages."""
+        return len(self._kept)
+
+    def decoder(self, target: Decoder) -> Decoder:
+        """Its model."""
+        made = cut_out(target, self._kept)
+        self._own = made.table_nbytes
+        return made
+
+    def attach(self, runner: DraftRunner) -> None:
+        """How it runs its model."""
+        self._runner = runner
+
+    def begin(self, seq: int, tokens: Sequence[int]) -> None:
+        """Nothing of its own to begin: the runner knows what is written."""
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
+        """Chains of at most ``min(k, room)`` tokens, all sequences together, one pass per depth."""
+        if self._runner is None:
+            raise InvariantError("draft_model drafts before it has a runner.")
+        drafts: list[list[int]] = [[] for _ in contexts]
+        laws: list[list[Tensor]] = [[] for _ in contexts]
+        rows: list[tuple[int, list[int]]] = [(i, []) for i, c in enumerate(contexts) if c.room > 0]
+        while rows:
+            logits = self._runner.feed([(contexts[i].seq, tokens) for i, tokens in rows])
+            rows = [
+                (i, [drafts[i][-1]])
+                for (i, _), row in zip(rows, logits, strict=True)
+                if self._extend(contexts[i], row, drafts[i], laws[i])
+            ]
+        return [
+            DraftTree.chain(ids, self.name, torch.stack(q) if q else None) if ids else None
+            for ids, q in zip(drafts, laws, strict=True)
+        ]
+
+    def _extend(self, context: DraftContext, logits: Tensor, path: list[int], laws: list[Tensor]) -> bool:
+        """Append what follows; whether the draft goes on behind it."""
+        pick = context.law.pick(logits, path, draws=self.config.draws) if context.law is not None else None
+        if pick is None:
+            return False
+        path.append(pick.token)
+        if pick.q is not None:
+            laws.append(pick.q)
+        if len(path) >= min(self.config.k, context.room):
+            return False
+        if not self.config.confidence:
+            return True
+        # A token that was drawn stays, however unlikely: dropping it would bias what is verified.
+        return float(logits.float().softmax(-1)[pick.token]) >= self.config.confidence
+
+    def commit(self, seq: int, tokens: Sequence[int]) -> None:
+        """The runner is told by the engine."""
+
+    def forget(self, seq: int) -> None:
+        """Nothing of its own to forget."""
+
+    def nbytes(self) -> int:
+        """Bytes beside the target's weights: its rotary tables; its KV is counted with the pages."""
+        return self._own
+
+
+def bind(config: Config, context: Any) -> ModelDrafter:
+    """The drafter; raises :class:`OptionError` when the model has too few layers."""
+    return ModelDrafter(config, context.config.num_layers)
