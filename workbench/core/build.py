@@ -173,13 +173,18 @@ def keeps_decoded(plan: Plan, config: ModelConfig, codec: KVCodec) -> bool:
     return pages is not None and pages.decoded == "resident" and not codec.in_place
 
 
+def _plain_codec(plan: Plan) -> PlainCodec:
+    """16-bit (or wider) KV, written by the plan's kernels where it has some."""
+    return PlainCodec(getattr(torch, plan.dtype), kernels=_bound(plan, "kernels", None))
+
+
 def kv_codec(
     plan: Plan, decoder: Decoder, progress: Progress | None = None, cancel: Cancel | None = None
 ) -> KVCodec:
     """The plan's KV format, calibrated if it asks for it; ``Cancelled`` while calibrating."""
     config = decoder.config
     bound: Any = _bound(plan, "kv_codec", config)
-    codec: KVCodec = bound if bound is not None else PlainCodec(getattr(torch, plan.dtype))
+    codec: KVCodec = bound if bound is not None else _plain_codec(plan)
     if codec.calibration == "none":
         return codec
     where: dict[str, Any] = {
@@ -227,7 +232,7 @@ def build_kv(
 
     Raises :class:`OptionError` when the machine lacks the memory, ``Cancelled`` while calibrating.
     """
-    config, plain = decoder.config, PlainCodec(getattr(torch, plan.dtype))
+    config, plain = decoder.config, _plain_codec(plan)
     require_memory(plan, config)
     codec, selector = kv_codec(plan, decoder, progress, cancel), kv_selector(plan, config)
     groups = kv_groups(plan, config)

@@ -8,6 +8,7 @@ reads the planes where they lie.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import CDLL
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,6 +30,8 @@ class PlainCodec(NoConstants):
     dtype: torch.dtype
     grain: Literal["token", "page"] = "token"
     in_place: bool = True
+    kernels: CDLL | None = field(default=None, compare=False, repr=False)
+    """The compiled kernels, which write the same bytes in one pass; None writes in torch."""
     _rows: RowIndex = field(default_factory=RowIndex, compare=False, repr=False)
 
     @property
@@ -53,6 +56,21 @@ class PlainCodec(NoConstants):
     def encode(self, planes: Mapping[str, Tensor], where: Tensor, k: Tensor, v: Tensor) -> None:
         """Write rows ``k``, ``v`` [T, Hkv, D] to slots ``where`` int64 [T]."""
         _, heads, size, dim = planes["k"].shape
+        if self.kernels is not None and _fused(k, v) and self.dtype is torch.bfloat16:
+            to_k, to_v = planes["k"].data_ptr(), planes["v"].data_ptr()
+            self.kernels.write_kv(
+                heads,
+                size,
+                dim,
+                len(where),
+                where.data_ptr(),
+                k.data_ptr(),
+                v.data_ptr(),
+                k.stride(0),
+                to_k,
+                to_v,
+            )
+            return
         rows = self._rows(where, heads, size)
         planes["k"].view(-1, dim).index_copy_(0, rows, k.to(self.dtype).reshape(-1, dim))
         planes["v"].view(-1, dim).index_copy_(0, rows, v.to(self.dtype).reshape(-1, dim))
@@ -61,3 +79,10 @@ class PlainCodec(NoConstants):
         """Copy pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]."""
         k.copy_(planes["k"].index_select(0, pages))
         v.copy_(planes["v"].index_select(0, pages))
+
+
+def _fused(k: Tensor, v: Tensor) -> bool:
+    """Whether rows are as a compiled layer leaves them: float32, heads side by side, one stride for both."""
+    wide = k.dtype is torch.float32 and v.dtype is torch.float32
+    dim = k.shape[2]
+    return wide and k.stride() == v.stride() and k.stride()[1:] == (dim, 1)

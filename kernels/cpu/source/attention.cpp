@@ -259,11 +259,10 @@ void attend(const Shape* shape, const Span* spans, int32_t count, const int32_t*
     }
 }
 
-// Writes rows of K and V, float32 [T, Hkv, D] whose rows are ``stride`` apart, to bfloat16 slots of pools
+// Writes rows of K and V, float32 [T, Hkv, D], both with rows ``stride`` apart, to bfloat16 slots of pools
 // [N, Hkv, P, D]: ``where`` int64 [T] is page * P + slot.
-void write_kv(const Shape* shape, int64_t rows, const int64_t* where, const float* k_rows, const float* v_rows,
-              int64_t stride, bf16* k, bf16* v) {
-    const int dim = shape->head_dim, page = shape->page, heads = shape->kv_heads;
+void write_kv(int heads, int page, int dim, int64_t rows, const int64_t* where, const float* k_rows,
+              const float* v_rows, int64_t stride, bf16* k, bf16* v) {
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t base = where[r] / page * heads * page + where[r] % page;
         for (int head = 0; head < heads; ++head) {

@@ -10,7 +10,8 @@ import torch
 from workbench.attention.compiled import CompiledPages
 from workbench.attention.pages import TorchPages
 from workbench.attention.reference import ReferenceAttention, attention_mask
-from workbench.engine.seams import AttentionShape, AttentionSpan
+from workbench.engine.seams import AttentionShape, AttentionSpan, PageGeometry
+from workbench.kv.plain import PlainCodec
 
 TREE = (-1, 0, 0, 1, -1, 4)
 BATCH = ((150, 1, None), (0, 1, None), (63, 5, None), (100, 6, TREE), (211, 1, None), (40, 16, None))
@@ -82,6 +83,27 @@ def test_a_ragged_batch_equals_the_definition(compiled_kernels: CDLL, name: str,
     # Behind the rounding of q nothing is rounded before the last sum.
     exact = oracle.run(oracle.prepare(spans, shape), q.bfloat16().double(), k, v)
     assert (got - exact).abs().max() < 1e-5
+
+
+def test_rows_of_kv_are_written_as_torch_writes_them(compiled_kernels: CDLL) -> None:
+    """Byte for byte: from views of fused rows, of one head, and from tensors of another layout or dtype."""
+    geometry = PageGeometry(layers=1, kv_heads=3, head_dim=22, page_size=8, pages=6, dtype=torch.bfloat16)
+    gen = torch.Generator().manual_seed(0)
+    fused = torch.randn(5, 8, 22, generator=gen) * 10.0 ** torch.arange(-4, 4)[None, :, None]
+    fused[1, 4, 1], fused[2, 5, 2], fused[3, 6, 3] = float("inf"), -0.0, 3.4e38
+    where = torch.tensor([40, 3, 8, 47, 21])
+    apart = fused.transpose(0, 1).contiguous().transpose(0, 1)
+    for k, v in (
+        (fused[:, 2:5], fused[:, 5:8]),
+        (apart[:, 2:5], apart[:, 5:8]),
+        (fused[:, 2:5].bfloat16(), fused[:, 5:8]),
+    ):
+        written = []
+        for codec in (PlainCodec(torch.bfloat16), PlainCodec(torch.bfloat16, kernels=compiled_kernels)):
+            planes = {p.name: torch.full((6, *p.shape), 7.0, dtype=p.dtype) for p in codec.planes(geometry)}
+            codec.encode(planes, where, k, v)
+            written.append([planes[name].view(torch.int16) for name in "kv"])
+        assert all(torch.equal(a, b) for a, b in zip(*written, strict=True))
 
 
 def test_chunks_decodes_and_drafts_share_a_step(compiled_kernels: CDLL) -> None:
