@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from workbench.engine.seams import KVCodec, PageGeometry
+from workbench.engine.seams import PageGeometry
 from workbench.engine.store import PageStore, ReadPlan, zeros
 
 
@@ -21,13 +22,12 @@ class ResidentStore(PageStore):
     """The mirror's rows are page ids, so attention reads it in place; an open page lives there and nowhere
     else. Not for codecs that attention reads in place already."""
 
-    def __init__(
-        self, codec: KVCodec, open_codec: KVCodec, geometry: PageGeometry, layers: Sequence[int] | None = None
-    ) -> None:
-        super().__init__(codec, open_codec, geometry, layers)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        geometry = self.geometry
         self._open = {
             s.name: zeros(geometry, geometry.layers, geometry.pages + 1, s)
-            for s in open_codec.planes(geometry)
+            for s in self._open_codec.planes(geometry)
         }
         self._open_layers = [{n: t[i] for n, t in self._open.items()} for i in range(geometry.layers)]
         none = torch.empty(0, dtype=torch.int64, device=geometry.device)

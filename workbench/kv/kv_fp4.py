@@ -73,11 +73,12 @@ SPEC = TechniqueSpec(
 )
 
 
-def decode(codes: Tensor, scale: Tensor, kind: Kind, factor: float) -> Tensor:
+def decode(codes: Tensor, scale: Tensor, kind: Kind, factor: float | Tensor) -> Tensor:
     """Values float32 [..., D] of packed codes [..., D/2] and block scales [..., D/block]; exact products.
 
-    A code's three low bits, moved under float16's exponent, are its value times 2^-14: two integer operations
-    instead of a table, and the power joins the scale.
+    ``factor`` is NVFP4's scale of the layer; a tensor is float32 and broadcast to the block scales. A code's
+    three low bits, moved under float16's exponent, are its value times 2^-14: two integer operations instead
+    of a table, and the power joins the scale.
     """
     half = torch.empty((*codes.shape[:-1], 2 * codes.shape[-1]), dtype=torch.int16, device=codes.device)
     low, high = half.chunk(2, -1)
@@ -86,7 +87,7 @@ def decode(codes: Tensor, scale: Tensor, kind: Kind, factor: float) -> Tensor:
     torch.bitwise_or((wide & 0x70) << 5, (wide & 0x80) << 8, out=high)
     values = half.view(torch.float16).float()
     if kind == "nvfp4":
-        step = e4m3_as_half(scale).float().mul_(256.0 * 2.0**14 * factor)
+        step = e4m3_as_half(scale).float().mul_(factor * (256.0 * 2.0**14))
     else:
         step = torch.exp2(scale.float() - (127 - 14))
     values.unflatten(-1, (-1, BLOCK[kind])).mul_(step.unsqueeze(-1))
@@ -172,30 +173,49 @@ class Fp4Codec:
         """Round rows ``k``, ``v`` [T, Hkv, D] into slots ``where`` int64 [T]."""
         _, heads, size, half = planes["k"].shape
         rows = self._rows(where, heads, size)
-        for i, (name, x) in enumerate((("k", k), ("v", v))):
-            x = x.float()
-            if self.means is not None:
-                x = x - self.means[i].to(x.device)
-            if self.rotate:
-                x = x @ rotation(2 * half).to(x.device)
-            codes, scale = quantize(x, self.kind, self.factors[i])
-            planes[name].view(-1, half).index_copy_(0, rows, codes.reshape(-1, half))
+        both = torch.cat([k, v], 1).float()  # one pass: at a few rows the calls cost more than the arithmetic
+        if self.means is not None:
+            both = both - self.means.to(both.device).flatten(0, 1)
+        if self.rotate:
+            both = both @ rotation(2 * half).to(both.device)
+        codes, scale = quantize(both, self.kind, self._factors(both.device, heads))
+        scale = scale.view(torch.uint8)
+        for name, part in (("k", slice(0, heads)), ("v", slice(heads, 2 * heads))):
+            planes[name].view(-1, half).index_copy_(0, rows, codes[:, part].reshape(-1, half))
             plane = planes[f"{name}_scale"].view(torch.uint8)
-            plane.view(-1, plane.shape[-1]).index_copy_(
-                0, rows, scale.view(torch.uint8).reshape(-1, plane.shape[-1])
-            )
+            wide = plane.shape[-1]
+            plane.view(-1, wide).index_copy_(0, rows, scale[:, part].reshape(-1, wide))
+
+    def _factors(self, device: torch.device, heads: int) -> float | Tensor:
+        """The layer's scale: one number, or float32 [2 Hkv, 1, 1], first those of keys."""
+        if self.factors[0] == self.factors[1]:
+            return self.factors[0]
+        return torch.tensor(self.factors, device=device).repeat_interleave(heads)[:, None, None]
 
     def decode(self, planes: Mapping[str, Tensor], pages: Tensor, k: Tensor, v: Tensor) -> None:
         """Decode pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]; float32 inside, rounded once."""
-        for i, (name, out) in enumerate((("k", k), ("v", v))):
-            scales = planes[f"{name}_scale"]
-            scale = scales.view(torch.uint8).index_select(0, pages).view(scales.dtype)
-            x = decode(planes[name].index_select(0, pages), scale, self.kind, self.factors[i])
-            if self.rotate:
-                x = x @ rotation(x.shape[-1]).to(x.device).T
-            if self.means is not None:
-                x += self.means[i].to(x.device)[:, None]
-            out.copy_(x)
+        codes = _pages_of(planes, ("k", "v"), pages)
+        scale = _pages_of(planes, ("k_scale", "v_scale"), pages)
+        factors = self._factors(k.device, 1)
+        if isinstance(factors, Tensor):
+            factors = factors[..., None, None]
+        x = decode(codes, scale, self.kind, factors)
+        if self.rotate:
+            x = x @ rotation(x.shape[-1]).to(x.device).T
+        if self.means is not None:
+            x += self.means.to(x.device)[:, None, :, None]
+        k.copy_(x[0])
+        v.copy_(x[1])
+
+
+def _pages_of(planes: Mapping[str, Tensor], names: tuple[str, str], pages: Tensor) -> Tensor:
+    """Pages of a plane of keys and of one of values, [2, n, *shape]: decoded in one pass."""
+    dtype = planes[names[0]].dtype
+    first, second = (planes[n].view(torch.uint8) for n in names)
+    out = torch.empty((2, len(pages), *first.shape[1:]), dtype=torch.uint8, device=first.device)
+    torch.index_select(first, 0, pages, out=out[0])
+    torch.index_select(second, 0, pages, out=out[1])
+    return out.view(dtype)
 
 
 def bind(config: Config, context: Any) -> Fp4Codec:

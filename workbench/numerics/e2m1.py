@@ -12,9 +12,6 @@ from torch import Tensor
 
 LARGEST = 6.0
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-# Midpoints between neighbours. At a midpoint the even code wins, so every second boundary belongs upward.
-_MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-_UP_AT_TIE = (False, True, False, True, False, True, False)
 
 
 def to_e2m1(x: Tensor) -> Tensor:
@@ -22,10 +19,16 @@ def to_e2m1(x: Tensor) -> Tensor:
 
     Saturates at 6; NaN becomes 6 with its sign, as the format has none.
     """
-    magnitude = x.abs().nan_to_num(nan=LARGEST)
-    code = torch.zeros_like(magnitude, dtype=torch.uint8)
-    for midpoint, up in zip(_MIDPOINTS, _UP_AT_TIE, strict=True):
-        code += (magnitude >= midpoint if up else magnitude > midpoint).to(torch.uint8)
+    wide = x.dtype == torch.float64
+    integers, mantissa, bias = (torch.int64, 52, 1023) if wide else (torch.int32, 23, 127)
+    magnitude = x.abs() if wide else x.float().abs()
+    magnitude = magnitude.nan_to_num_(nan=LARGEST)
+    # Codes are two to a power of two, from exponent 0 (which zero and the subnormal share) to 2. In units of
+    # half that power the code within is a whole number, and twice the exponent comes before it; an odd number
+    # is an odd code, so round's ties to even are the format's.
+    exponent = (magnitude.view(integers) >> mantissa).sub_(bias).clamp_(0, 2)
+    units = (bias + 1 - exponent << mantissa).view(magnitude.dtype)  # 2^(1 - exponent)
+    code = magnitude.mul_(units).round_().add_(exponent + exponent).clamp_(max=7).to(torch.uint8)
     return code | (torch.signbit(x).to(torch.uint8) << 3)
 
 
