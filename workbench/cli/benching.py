@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench.cli import options as o
+from workbench.cli.bars import KV_BARS, kv_bars
 from workbench.cli.generate import keep
 from workbench.cli.output import Meter, interruptible, note, print_json
 from workbench.cli.start import CANCELLED
@@ -55,6 +56,12 @@ def bench(
     recipes = contestants(use, recipe, contestant)
     sizes = sizes_of(size)
     o.set_threads(threads)
+    if name == KV_BARS:
+        if recipes or peer:
+            raise OptionError(f"{KV_BARS} has methods of its own.", hint="Choose among them with --cell.")
+        where = {"dtype": dtype.value, "numerics": numerics.value, "device": device}
+        kv_bars(model, tuple(cell), sizes, where, save, json)
+        return
     from workbench.core.benchmark import BENCHES, BenchSettings
 
     wanted = [

@@ -45,7 +45,7 @@ def sweep(
         raise OptionError(f"{what!r} cannot be swept.", hint=f"Write: workbench sweep {KV}")
     o.set_threads(threads)
     from workbench.core.kv_methods import grid
-    from workbench.core.kv_p1 import submit_p1
+    from workbench.core.kv_p1 import submit_p1, that_fit
     from workbench.core.kv_points import Points
     from workbench.core.kv_runs import RatePoint, frontier, p1_run
     from workbench.core.quality_windows import QualitySettings
@@ -55,12 +55,15 @@ def sweep(
     points = Points(fresh=fresh)
     where: dict[str, Any] = {"dtype": dtype.value, "numerics": numerics.value, "device": device}
     with working("sweeping", model, threads=threads, limits=SMALL_POOL, **where) as (session, wait):
-        found = wait(submit_p1(session, named, text=text, settings=settings, points=points))
+        methods, left_out = that_fit(session, dict(named), settings)
+        found = wait(submit_p1(session, methods, text=text, settings=settings, points=points))
         runs = [p1_run(session.plan, named[n], r, settings, session.profile) for n, r in found.items()]
     if points.trouble:
         note(f"note: points were not kept: {points.trouble}")
     curve = [p for run in runs if (p := RatePoint.of(run)) is not None]
     best = [p.method for p in frontier(curve)]
-    show_methods(runs, save, json, frontier=best)
+    show_methods(runs, save, json, frontier=best, left_out=left_out)
     if not json:
+        for line in left_out:
+            out().print(f"· {line}", markup=False)
         out().print(f"· not beaten in both codec ratio and KL: {', '.join(best)}", markup=False)

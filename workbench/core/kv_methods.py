@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from workbench.core import catalog
 from workbench.core.build import kv_codec, kv_selector, standalone_engine
 from workbench.core.kv_prepared import Clock, Prepared, then, timed_format
-from workbench.core.kv_storage_methods import STORAGE, Bench
+from workbench.core.kv_storage_methods import STORAGE, Bench, Later
 from workbench.kv.cached import RoundTrip
 from workbench.models.progress import check_cancel
 from workbench.spec.errors import RecipeError
 from workbench.spec.plan import Plan
 from workbench.spec.recipe import Recipe, Use
 
-Method = Recipe | RoundTrip | Prepared
+Method = Recipe | RoundTrip | Prepared | Later
 FORMAT, SELECTOR = "kv_codec", "kv_selector"  # seams whose techniques are KV methods
 
 
@@ -108,6 +108,8 @@ def prepare(
         check_cancel(bench.cancel, "Preparing the methods")
         if isinstance(made, Recipe):
             out[name] = _of(made, bench, plan_of, stored)
+        elif isinstance(made, Later):
+            out[name] = made.make(bench)
         else:
             out[name] = made if isinstance(made, Prepared) else Prepared(made)
     return out

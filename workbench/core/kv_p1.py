@@ -28,7 +28,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.score import Scored, score
 from workbench.engine.sequence import Sequence as EngineSequence
 from workbench.kv.cached import CachedRows, RoundTrip
-from workbench.spec.errors import InvariantError, RequestError
+from workbench.spec.errors import InvariantError, PlanError, RequestError
 from workbench.spec.plan import Plan
 from workbench.spec.recipe import Recipe
 
@@ -92,6 +92,23 @@ def submit_p1(
         return result
 
     return session.task(f"P1 of {', '.join(methods)}", work)
+
+
+def that_fit(
+    session: Session, methods: Mapping[str, Method], settings: QualitySettings
+) -> tuple[dict[str, Method], tuple[str, ...]]:
+    """The methods that fit the session's model, and a sentence for each that does not."""
+    fit: dict[str, Method] = {}
+    left_out = []
+    for name, made in methods.items():
+        try:
+            if isinstance(made, Recipe):
+                quality_plans(session.plan, planned(checked(made)), session.facts, settings)
+        except PlanError as error:
+            left_out.append(f"{name} is left out: {'; '.join(c.remedy for c in error.conflicts)}")
+        else:
+            fit[name] = made
+    return fit, tuple(left_out)
 
 
 def p1_steps(

@@ -7,6 +7,7 @@ model's parameters, and as the tokens after which it has paid for itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,7 +23,8 @@ class WindowResult:
     """One window: scores, bytes, and seconds of encoding and decoding (None: not timed).
 
     ``tokens`` rows were given; ``sixteen`` is their size in 16 bits, ``coded_sixteen`` that of those coded;
-    ``payload`` and ``coded`` are the same here.
+    ``payload`` and ``coded`` are the same here. ``error`` is that of keys and values, squared, over their own
+    squares (None where rows were dropped, or never came out of an engine).
     """
 
     scores: WindowScores
@@ -33,6 +35,7 @@ class WindowResult:
     coded: int
     encode: float | None = None
     decode: float | None = None
+    error: float | None = None
 
     @classmethod
     def of(
@@ -45,10 +48,11 @@ class WindowResult:
         """The bytes of what a method gave back for ``rows``."""
         sixteen = rows.nbytes_16bit()
         exempt = sixteen * found.exempt // max(rows.tokens, 1)
-        times = seconds or (None, None)
-        return cls(
-            scores, rows.tokens, sixteen, found.payload, sixteen - exempt, found.payload - exempt, *times
-        )
+        out = cls(scores, rows.tokens, sixteen, found.payload, sixteen - exempt, found.payload - exempt)
+        if seconds is not None:
+            out.encode, out.decode = seconds
+        out.error = squared_error(rows, found.rows)
+        return out
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> WindowResult:
@@ -88,6 +92,13 @@ class MethodResult:
             if value is not None:
                 note = f"{note}, 16-bit KV = 1"
                 out.append(Metric(name, value, "×", n=n, better="higher", note=note))
+        errors = [r.error for r in self.results if r.error is not None]
+        if errors and len(errors) == n:
+            spread = (min(errors), max(errors))
+            note = "squares of the errors over those of the rows"
+            out.append(
+                Metric("row_error", math.fsum(errors) / n, "", n=n, spread=spread, better="lower", note=note)
+            )
         return out + self._artefact() + self._rates()
 
     def _artefact(self) -> list[Metric]:
@@ -139,6 +150,16 @@ def parameters_of(decoder: Decoder) -> int:
     head = 0 if decoder.config.tie_embeddings else weights.head.n * weights.head.k
     tensors = (*gains, weights.embed, weights.final_gain)
     return head + sum(x.n * x.k for x in linears) + sum(t.numel() for t in tensors)
+
+
+def squared_error(rows: CachedRows, back: CachedRows) -> float | None:
+    """Squares of the differences over squares of the rows, summed over keys and values of all layers."""
+    if back.tokens != rows.tokens:
+        return None
+    pairs = list(zip((*rows.k, *rows.v), (*back.k, *back.v), strict=True))
+    wrong = math.fsum(float((a.float() - b.float()).square().sum()) for a, b in pairs)
+    whole = math.fsum(float(a.float().square().sum()) for a, _ in pairs)
+    return wrong / whole if whole else 0.0
 
 
 def _over(a: int, b: int) -> float | None:

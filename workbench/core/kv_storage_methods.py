@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from workbench.core.build import attention_op, weights_key
@@ -18,13 +19,15 @@ from workbench.kv.cachegen import config as cachegen_options
 from workbench.kv.cachegen.codec import CacheGen
 from workbench.kv.cachegen.context import encode_context, join
 from workbench.kv.cachegen.layout import Layout
-from workbench.kv.cachegen.levels import DELTA_LEVELS, LEVELS, alphabets
+from workbench.kv.cachegen.levels import DELTA_LEVELS, LEVELS, Level, alphabets
 from workbench.kv.kvtc import config as kvtc_options
+from workbench.kv.kvtc.artefact import Calibration
 from workbench.kv.kvtc.codec import Kvtc
 from workbench.kv.kvtc.joint import JointRows
 from workbench.models.decoder import Decoder
 from workbench.models.progress import Cancel, Progress
 from workbench.spec.plan import Plan
+from workbench.spec.recipe import Use
 from workbench.spec.technique import Scalar, make_config
 
 
@@ -46,6 +49,13 @@ class Bench:
             "progress": self.progress,
             "cancel": self.cancel,
         }
+
+
+@dataclass(frozen=True)
+class Later:
+    """A method that is made once the model is there."""
+
+    make: Callable[[Bench], Prepared]
 
 
 @dataclass(frozen=True)
@@ -73,23 +83,25 @@ class Storage:
 
 def kvtc(bench: Bench, configs: Sequence[kvtc_options.Config]) -> list[Prepared]:
     """KVTC at several options, calibrated once."""
-    decoder = bench.decoder
-    calibration = kvtc_calibration(
-        decoder, lambda: attention_op(bench.plan, decoder.config), **bench.calibrating
-    )
-    joint, out = JointRows(decoder.config), []
+    calibration, joint, out = kvtc_calibrated(bench), JointRows(bench.decoder.config), []
     for c in configs:
-        artefact = calibration.artefact(c.k_ratio, c.v_ratio)
         codec = Kvtc(
-            artefact,
+            calibration.artefact(c.k_ratio, c.v_ratio),
             joint,
-            decoder.weights.fingerprint,
+            bench.decoder.weights.fingerprint,
             sinks=c.sinks,
             window=c.window,
             entropy=c.entropy,  # type: ignore[arg-type]  # Kvtc refuses what is no stage
         )
         out.append(kvtc_method(codec))
     return out
+
+
+def kvtc_calibrated(bench: Bench, **how: Any) -> Calibration:
+    """KVTC's calibration of the model; ``how`` are keywords of :func:`kvtc_calibration`."""
+    config = bench.decoder.config
+    op = partial(attention_op, bench.plan, config)
+    return kvtc_calibration(bench.decoder, op, **{**bench.calibrating, **how})
 
 
 def kvtc_method(codec: Kvtc) -> Prepared:
@@ -108,19 +120,20 @@ def kvtc_method(codec: Kvtc) -> Prepared:
 
 
 def cachegen(bench: Bench, configs: Sequence[cachegen_options.Config]) -> list[Prepared]:
-    """CacheGen at several levels, calibrated once: for the usual levels, and what is asked for beyond."""
-    decoder = bench.decoder
-    usual = (*LEVELS, *DELTA_LEVELS, *map(cachegen_options.level_of, _swept()))
-    wanted = [cachegen_options.level_of(c) for c in configs]
-    more = tuple(level for level in wanted if set(alphabets((level,))) - set(alphabets(usual)))
-    artefact = cachegen_artefact(
-        decoder,
-        lambda: attention_op(bench.plan, decoder.config),
-        levels=(*usual, *more),
-        **bench.calibrating,
-    )
-    codec = CacheGen(artefact, Layout(decoder.config), decoder.weights.fingerprint)
+    """CacheGen at several levels, calibrated once."""
+    codec = cachegen_codec(bench, [cachegen_options.level_of(c) for c in configs])
     return [cachegen_method(codec, c) for c in configs]
+
+
+def cachegen_codec(bench: Bench, wanted: Sequence[Level] = ()) -> CacheGen:
+    """CacheGen with tables of the model for the usual levels, and for those ``wanted`` beyond."""
+    config = bench.decoder.config
+    usual = (*LEVELS, *DELTA_LEVELS, *map(cachegen_options.level_of, _swept()))
+    known = set(alphabets(usual))
+    more = tuple(level for level in wanted if set(alphabets((level,))) - known)
+    op = partial(attention_op, bench.plan, config)
+    artefact = cachegen_artefact(bench.decoder, op, levels=(*usual, *more), **bench.calibrating)
+    return CacheGen(artefact, Layout(config), bench.decoder.weights.fingerprint)
 
 
 def cachegen_method(codec: CacheGen, config: cachegen_options.Config) -> Prepared:
@@ -146,8 +159,6 @@ STORAGE: dict[str, Storage] = {
 
 
 def _swept() -> list[cachegen_options.Config]:
-    from workbench.spec.recipe import Use
-
     texts = cachegen_options.SWEEP
     return [
         STORAGE["cachegen"].configure("cachegen", dict(Use.parse(f"cachegen:{t}").options)) for t in texts

@@ -91,6 +91,7 @@ def kvtc_calibration(
     model: str,
     weights: Sequence[str],
     text: tuple[str, list[list[int]]] | None = None,
+    block: int | None = None,
     page_size: int = 64,
     tokenizer: Tokenizer | None = None,
     known: bool = False,
@@ -100,8 +101,9 @@ def kvtc_calibration(
     """The calibration of a decoder's weight set: from disk, or measured now (minutes).
 
     ``weights`` names the weight set, ``op`` makes an attention; ``text`` is what to calibrate on, its
-    description and sequences of token ids (the shipped calibration text by default). ``known``: only what is
-    on disk will do. Raises :class:`PayloadError` when it is not, :class:`UnsupportedModel` for a model of
+    description and sequences of token ids (the shipped calibration text by default). ``block``: no component
+    mixes more than so many features, which shows what joining them is worth. ``known``: only what is on disk
+    will do. Raises :class:`PayloadError` when it is not, :class:`UnsupportedModel` for a model of
     sliding layers only, :class:`OptionError` without the memory for its moments, and ``Cancelled`` between
     two sequences or decompositions.
     """
@@ -110,7 +112,8 @@ def kvtc_calibration(
     origin, ids = text or calibration_sequences(model, config.vocab_size, config.max_position, tokenizer)
     rank = min(max(RANK, joint.features * 8 // 15), MOST)
     settings = (_VERSION, SINKS, rank, HELD_OUT, ROWS, str(decoder.weights.dtype), repr(config))
-    parts = (*map(str, settings), decoder.weights.fingerprint, *weights, origin, repr(ids))
+    apart = () if block is None else (f"blocks of {block}",)
+    parts = (*map(str, settings), decoder.weights.fingerprint, *weights, origin, repr(ids), *apart)
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
     def make() -> Calibration:
@@ -118,8 +121,8 @@ def kvtc_calibration(
         _require_memory(joint.features)
         moments, seen = _run(decoder, op(), joint, ids, page_size, part(progress, 0.0, 0.5), cancel)
         tokens = moments[0].rows
-        k = _side(moments, seen.held[0], rank, part(progress, 0.5, 0.7), cancel)
-        v = _side(moments, seen.held[1], rank, part(progress, 0.7, 0.9), cancel)
+        k = _side(moments, seen.held[0], rank, block, part(progress, 0.5, 0.7), cancel)
+        v = _side(moments, seen.held[1], rank, block, part(progress, 0.7, 0.9), cancel)
         cross = _cross(k[0], v[0], seen, part(progress, 0.9, 1.0), cancel)
         return Calibration(k, v, cross, decoder.weights.fingerprint, joint.key, origin, tokens)
 
@@ -155,12 +158,17 @@ def _run(
 
 
 def _side(
-    moments: list[Moments], held: list[Tensor], rank: int, progress: Progress | None, cancel: Cancel | None
+    moments: list[Moments],
+    held: list[Tensor],
+    rank: int,
+    block: int | None,
+    progress: Progress | None,
+    cancel: Cancel | None,
 ) -> tuple[Basis, Distortion]:
     """Basis and errors of the first of ``moments``, which is taken off: p^2 numbers are not kept twice."""
     check_cancel(cancel, _WHAT)
     report(progress, 0.0, "finding the principal components")
-    basis = moments.pop(0).basis(rank)
+    basis = moments.pop(0).basis(rank, block)
     check_cancel(cancel, _WHAT)
     report(progress, 0.8, "measuring errors of every format")
     rows = torch.cat(held)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from workbench.core.kv_methods import grid, method
-from workbench.core.kv_p1 import submit_p1
+from workbench.core.kv_methods import Method, grid, method
+from workbench.core.kv_p1 import submit_p1, that_fit
 from workbench.core.kv_points import Points
 from workbench.core.kv_runs import RatePoint, frontier, p1_run
 from workbench.core.quality import measure_quality
@@ -68,10 +68,15 @@ def p1(
 def sweep(session: Session | str, techniques: Sequence[str] = (), **asked: Any) -> list[Run]:
     """Every point of the curves of ``techniques`` (none: of all), by P1; keywords of :func:`p1`.
 
+    Methods that do not fit the model are left out.
     Points are kept in the cache folder, so that a sweep that was stopped goes on where it was.
     """
     asked.setdefault("points", Points())
-    return p1(session, *grid(techniques), **asked)
+    asked.setdefault("settings", QualitySettings(greedy=0))
+    named: dict[str, Method] = {str(m): m for m in grid(techniques)}
+    with opened(session) as here:
+        fit, _ = that_fit(here, named, asked["settings"])
+        return p1(here, *fit, **asked)
 
 
 @contextmanager

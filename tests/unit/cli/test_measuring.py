@@ -148,3 +148,31 @@ def test_a_sweep_killed_in_the_middle_goes_on(workbench: Command, cache: Path) -
     assert [m for r in again.json["runs"] for m in r["metrics"] if m["name"] == "kl"] == [
         m for r in done.json["runs"] for m in r["metrics"] if m["name"] == "kl"
     ]
+
+
+def test_bars_of_one_technique_as_a_table_and_as_a_run(workbench: Command) -> None:
+    sizes = ("--size", "context=150", "--size", "score=16", "--size", "windows=1")
+    arguments = ("bench", "kv_bars", "--model", "tiny", "--cell", "kivi", *sizes)
+    done = workbench(*arguments, "--json")
+    assert done.status == 0 and done.json["kind"] == "bench" and done.json["saved"]
+    rows = done.json["plan"]["bench"]["rows"]
+    assert [r["technique"] for r in rows] == ["kivi", "kivi:bits=2", "kivi 2 bits, K per token"]
+    assert all(isinstance(r["met"], bool) and r["kl"] > 0 for r in rows)
+    table = workbench(*arguments, "--no-save").out  # points are known now
+    assert table.count(" met") + table.count("MISSED") == 3 and "bars are of smollm2-135m" in table
+    assert "kv_bars: kivi vs" in workbench("runs").out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--cell", "nope"),
+        ("--size", "batch=3"),
+        ("-u", "kivi"),
+        ("--peer", "transformers"),
+        ("--size", "windows=0"),
+    ],
+)
+def test_bars_refuse_what_they_do_not_know(workbench: Command, arguments: tuple[str, ...]) -> None:
+    done = workbench("bench", "kv_bars", "--model", "tiny", *arguments, "--json")
+    assert done.status == 2 and done.json["hint"]

@@ -44,17 +44,19 @@ def sizes(alphabet: Alphabet, tokens: int) -> list[tuple[Alphabet, int]]:
     return [(ANCHORS, anchors), (alphabet, tokens - anchors)]
 
 
-def encode_rows(x: Tensor, alphabet: Alphabet) -> Symbols:
+def encode_rows(x: Tensor, alphabet: Alphabet, *, decoded: bool = True) -> Symbols:
     """Quantize float32 [T, C]; ``alphabet`` of deltas codes every tenth row as an anchor.
 
-    Raises :class:`UnsupportedInput` for infinities, NaN and magnitudes beyond float16.
+    ``decoded``: differences are to the anchor as it decodes; else to the row it was made of, whose rounding
+    then adds to theirs (for comparison). Raises :class:`UnsupportedInput` for infinities, NaN and magnitudes
+    beyond float16.
     """
     if alphabet.of == "rows":
         return _quantize(x, alphabet)
     anchor = is_anchor(len(x))
     anchors = _quantize(x[anchor], ANCHORS)
-    decoded = _dequantize(anchors.codes, anchors.scale, ANCHORS).repeat_interleave(GROUP, 0)[: len(x)]
-    deltas = _quantize((x - decoded)[~anchor], alphabet)
+    near = _dequantize(anchors.codes, anchors.scale, ANCHORS) if decoded else x[anchor]
+    deltas = _quantize((x - near.repeat_interleave(GROUP, 0)[: len(x)])[~anchor], alphabet)
     codes = torch.empty(x.shape, dtype=torch.uint8)
     scale = torch.empty(len(x), dtype=torch.float16)
     codes[anchor], codes[~anchor] = anchors.codes, deltas.codes

@@ -52,4 +52,4 @@ def pooled(frequencies: np.ndarray) -> np.ndarray:
     Every channel was counted on the same tokens, so the mean of their laws is the law of all of them.
     """
     law = frequencies.astype(np.float64).mean((1, 2), keepdims=True)
-    return np.broadcast_to(integers(law), frequencies.shape)
+    return np.ascontiguousarray(np.broadcast_to(integers(law), frequencies.shape))  # rows are read one by one

@@ -89,6 +89,26 @@ def best_plan(distortion: Distortion, budget: int) -> BitPlan:
     return BitPlan(_trace(won, choices, unit), float(lowest[rank % depth][steps]), budget)
 
 
+def truncated_plan(distortion: Distortion, budget: int) -> BitPlan:
+    """No program: the leading components, all in fp8, as many as the budget has room for; for comparison.
+
+    Raises :class:`OptionError` below 0 bits.
+    """
+    if budget < 0:
+        raise OptionError(f"kvtc cannot plan with {budget} bits per token.", hint="Choose a lower ratio.")
+    groups: list[Group] = []
+    error, at, left = float(distortion.energy.sum()), 0, budget
+    for i, size in sorted(enumerate(distortion.sizes), key=lambda pair: -pair[1]):
+        while at + size <= len(distortion.energy) and size * BITS["fp8"] + HEADER_BITS <= left:
+            group = Group(at, size, "fp8")
+            groups.append(group)
+            error += float(
+                distortion.error[i, KINDS.index("fp8"), at] - distortion.energy[at : at + size].sum()
+            )
+            at, left = at + size, left - group.bits
+    return BitPlan(tuple(groups), error, budget)
+
+
 def _trace(won: np.ndarray, choices: Sequence[tuple[int, int, int, int]], unit: int) -> tuple[Group, ...]:
     """Follow the choices back from all components and the whole budget."""
     end, left = won.shape[0], won.shape[1] - 1

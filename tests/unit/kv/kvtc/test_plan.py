@@ -11,7 +11,7 @@ import torch
 from workbench.kv.kvtc.codes import Coder
 from workbench.kv.kvtc.distortion import Distortion, measure
 from workbench.kv.kvtc.formats import BITS, HEADER_BITS, KINDS
-from workbench.kv.kvtc.plan import best_plan
+from workbench.kv.kvtc.plan import best_plan, truncated_plan
 from workbench.spec.errors import OptionError
 
 
@@ -98,3 +98,22 @@ def test_the_program_and_its_errors_agree_for_sizes_beyond_the_rank():
     d = measure(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), (1, 16))
     assert np.isinf(d.error[1].numpy()).all()
     assert {g.size for g in best_plan(d, 200).groups} == {1}
+
+
+@pytest.mark.parametrize("budget", [0, 39, 40, 300, 2000, 10**6])
+def test_without_a_program_leading_components_take_the_budget(budget):
+    gen = torch.Generator().manual_seed(5)
+    d = measure(torch.randn(64, 300, generator=gen) * torch.logspace(1.5, -1.5, 300))
+    plan, best = truncated_plan(d, budget), best_plan(d, budget)
+    assert plan.bits <= budget and all(g.kind == "fp8" for g in plan.groups)
+    assert [g.start for g in plan.groups] == [
+        sum(g.size for g in plan.groups[:i]) for i in range(len(plan.groups))
+    ]
+    kept = {i for g in plan.groups for i in range(g.start, g.start + g.size)}
+    dropped = sum(float(d.energy[i]) for i in range(300) if i not in kept)
+    stored = sum(float(d.error[d.sizes.index(g.size), KINDS.index("fp8"), g.start]) for g in plan.groups)
+    assert plan.error == pytest.approx(dropped + stored, rel=1e-9)
+    assert best.error <= plan.error * (1 + 1e-12)
+    if budget < 10**6:
+        with pytest.raises(OptionError):
+            truncated_plan(d, -1 - budget)
