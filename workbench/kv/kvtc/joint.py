@@ -78,16 +78,17 @@ class JointRows:
     def keys(self, rows: Sequence[Tensor], positions: Tensor) -> Tensor:
         """As :meth:`values`, of keys cached at ``positions`` int64 [T], with their rotation undone."""
         flat = self.values(rows)
-        cos, sin = self._turn(positions)
+        cos, sin = self.turn(positions)
         inverse = 1 / self._scale**2  # cosines and sines both carry the attention factor
         heads = apply_rope(flat.view(len(flat), -1, self.dim), cos * inverse, -sin * inverse)
         return heads.flatten(1)
 
     def rotate(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rows float32 [T, Hkv, D] of one layer, rotated to ``positions`` as the model caches them."""
-        return apply_rope(rows, *self._turn(positions))
+        return apply_rope(rows, *self.turn(positions))
 
-    def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines [T, 1, D] of ``positions`` int64 [T], for :func:`apply_rope`."""
         highest = int(positions.max()) if len(positions) else 0
         cos, sin = self._table.gather(positions, highest)
         return cos[:, None], sin[:, None]

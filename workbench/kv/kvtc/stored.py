@@ -20,6 +20,7 @@ from workbench.kv.kvtc.codes import Coder, Codes
 from workbench.kv.kvtc.entropy import from_streams
 from workbench.kv.kvtc.header import DTYPES, Header
 from workbench.kv.kvtc.joint import JointRows
+from workbench.models.rope import apply_rope
 
 
 class Stored:
@@ -64,6 +65,12 @@ class Stored:
         """Coefficients in the dtype that they are multiplied in."""
         return tuple(c.to(_product_dtype(self._dtype)) for c in self.coefficients)
 
+    @cached_property
+    def _turn(self) -> tuple[Tensor, Tensor]:
+        """The rotation to the coded positions, the same in every layer."""
+        header = self.header
+        return self._joint.turn(self.positions[header.lead : header.lead + header.coded])
+
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys (rotated to their positions) and values [T, Hkv, D] of one layer of the model.
 
@@ -76,12 +83,11 @@ class Stored:
             out[:, header.tokens - header.sliding :] = kept
             return out[0], out[1]
         at = joint.layers.index(layer)
-        positions = self.positions[header.lead : header.lead + header.coded]
         middle = [
             self._product(side, coefficients, joint.columns(layer)).view(-1, joint.heads, joint.dim)
             for side, coefficients in zip((self._artefact.k, self._artefact.v), self._factors, strict=True)
         ]
-        middle[0] = joint.rotate(middle[0], positions)
+        middle[0] = apply_rope(middle[0], *self._turn)
         k, v = (
             torch.cat([self._lead[i, at], middle[i].to(self._dtype), self._tail[i, at]]) for i in range(2)
         )
@@ -96,8 +102,7 @@ class Stored:
         """Rows float32 [coded, columns] behind coefficients, their mean included."""
         if coefficients.dtype == torch.float32:
             return coefficients @ side.basis.components[:, columns].float() + side.basis.mean[columns]
-        product = torch.nn.functional.linear(coefficients, side.by_feature[columns])
-        return product.float() + side.basis.mean[columns]
+        return torch.nn.functional.linear(coefficients, side.by_feature[columns]) + side.basis.mean[columns]
 
     def _kept(self, payload: Payload, name: str, layers: int, tokens: int) -> Tensor:
         heads, dim = self._joint.heads, self._joint.dim
