@@ -53,6 +53,7 @@ _FUNCTIONS = {
     "layer_in": (_P, _I64, _P, _P, _P, _I64, _P, _P, _I32),
     "layer_out": (_P, _I64, _P, _P, _P, _P, _P, _P, _P, _I32),
     "attend": (_P, _P, _I32, _P, _P, _P, _P, _I64, _P, _P, _P, _I32),
+    "attend_chunk": (_P, _I64, _I64, _I64, _I64, _P, _P, _P, _I64, _P, _P, _P, _P, _P, _I32),
     "write_kv": (_I32, _I32, _I32, _I64, _P, _P, _P, _I64, _P, _P),
 }
 

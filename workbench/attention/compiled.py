@@ -1,8 +1,9 @@
-"""Attention of the ``compiled`` technique: decodes and drafts in C++ where the pages lie, the rest in torch.
+"""Attention of the ``compiled`` technique: decodes and drafts where the pages lie, long chunks as products.
 
-Keys and values are read once per sequence, in bfloat16; scores, softmax and sums are float32. Each thread
-takes an equal share of all pages, also of a single long sequence. Fast class: the order of summation depends
-on the number of threads and on the batch.
+A decode or draft reads keys and values once per sequence; scores, softmax and sums are float32, and each thread
+takes an equal share of all pages, also of a single long sequence. For a long chunk pages become operands of
+products once per layer, with weights rounded to bfloat16. Fast class: the order of summation
+depends on the number of threads and on the batch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from workbench.attention.dense import DensePlan, plan_dense, run_dense
+from workbench.attention.masks import plain
 from workbench.attention.pages import SHORT, TorchPages
 from workbench.attention.spans import check_shape, check_span, first_visible, shift
 from workbench.engine.seams import AttentionOp, AttentionShape, AttentionSpan
@@ -25,12 +27,25 @@ from workbench.kernels.cpu import library
 CPU = torch.device("cpu")
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """A long chain: ``row`` of the step, ``rows``, committed slots ``start``, first visible page, where its
+    table begins, and its slots from that page on, padded to whole panels."""
+
+    row: int
+    rows: int
+    start: int
+    first: int
+    table: int
+    slots: int
+
+
 @dataclass
 class CompiledPlan:
     """One step: its short spans as arrays that the kernel reads, and each long chunk.
 
     ``spans`` int32 [n, 6]: row, rows, start, first and last page, where its table begins in ``tables`` int32.
-    By row of the step: ``low`` int32 is the first committed slot it sees, ``seen`` uint32 the new rows.
+    By row of the step: ``low`` int32 is the first slot it sees, ``seen`` uint32 the new rows (short spans).
     """
 
     shape: AttentionShape
@@ -39,6 +54,7 @@ class CompiledPlan:
     tables: array[int]
     low: array[int]
     seen: array[int]
+    chunks: tuple[Chunk, ...]
     dense: tuple[DensePlan, ...]
     source: tuple[AttentionSpan, ...]
     other: Any = field(default=None)  # the torch plan, once K or V is not what the kernel reads
@@ -50,7 +66,7 @@ class CompiledPages:
     name = "compiled-pages"
 
     def __init__(self, kernels: CDLL) -> None:
-        self._attend = kernels.attend
+        self._attend, self._attend_chunk = kernels.attend, kernels.attend_chunk
         self._torch: AttentionOp = TorchPages()
         self._structs: dict[AttentionShape, library.Shape] = {}
 
@@ -67,22 +83,29 @@ class CompiledPages:
                 shape.heads, shape.kv_heads, shape.head_dim, shape.page_size, shape.soft_cap or 0.0
             )
         short, tables, low, seen = array("i"), array("i"), array("i"), array("I")
-        dense, row = [], 0
+        dense, chunks, row = [], list[Chunk](), 0
         for i, span in enumerate(spans):
             check_span(i, span, shape.page_size)
             n = span.n_new
+            first = first_visible(span, shape.window) // shape.page_size
+            last = (span.start + n - 1) // shape.page_size + 1
             if n > SHORT:
-                dense.append(plan_dense(row, span, shape, CPU))
-                low.extend([0] * n)
+                if plain(span, shape.window) and shape.head_dim % 2 == 0:
+                    slots = span.start + n - first * shape.page_size
+                    slots += -slots % library.COLUMNS
+                    chunks.append(Chunk(row, n, span.start, first, len(tables), slots))
+                    tables.extend(span.table[:last])
+                else:
+                    dense.append(plan_dense(row, span, shape, CPU))
+                reach = span.start + n if shape.window is None else shape.window
+                low.extend(max(0, slot - reach + 1) for slot in range(span.start, span.start + n))
                 seen.extend([0] * n)
             elif n:
-                first = first_visible(span, shape.window) // shape.page_size
-                last = (span.start + n - 1) // shape.page_size + 1
                 short.extend((row, n, span.start, first, last, len(tables)))
                 tables.extend(span.table[:last])
                 _visible(span, shape.window, low, seen)
             row += n
-        return CompiledPlan(shape, row, short, tables, low, seen, tuple(dense), tuple(spans))
+        return CompiledPlan(shape, row, short, tables, low, seen, tuple(chunks), tuple(dense), tuple(spans))
 
     def run(self, plan: CompiledPlan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """``[T, Hq*D]`` in ``q``'s dtype; ``q`` [T, Hq, D] scaled; ``k``, ``v`` [N, Hkv, P, D].
@@ -112,11 +135,37 @@ class CompiledPages:
                 out.data_ptr(),
                 torch.get_num_threads(),
             )
+        for chunk in plan.chunks:
+            self._chunk(plan, chunk, wide, k, v, out)
         if plan.dense:
             narrow, target = q.to(k.dtype), out.view(q.shape)
-            for chunk in plan.dense:
-                run_dense(chunk, narrow, k, v, target)
+            for part in plan.dense:
+                run_dense(part, narrow, k, v, target)
         return out.to(q.dtype)
+
+    def _chunk(self, plan: CompiledPlan, chunk: Chunk, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        """Write the rows of one long chunk; keys and values become panels in scratch of this call."""
+        shape = plan.shape
+        dim, columns = shape.head_dim, library.COLUMNS
+        keys = torch.empty(shape.kv_heads * chunk.slots * dim, dtype=torch.bfloat16)
+        values = torch.empty(shape.kv_heads * chunk.slots * (dim + -dim % columns), dtype=torch.bfloat16)
+        self._attend_chunk(
+            addressof(self._structs[shape]),
+            chunk.row,
+            chunk.rows,
+            chunk.start,
+            chunk.first,
+            _pointer(plan.tables) + chunk.table * plan.tables.itemsize,
+            _pointer(plan.low),
+            q.data_ptr(),
+            q.stride(0),
+            k.data_ptr(),
+            v.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
 
     def nbytes(self) -> int:
         """Bytes of buffers held between calls: none, unless the torch form was needed."""

@@ -9,14 +9,9 @@
 #include <vector>
 
 #include "attention.h"
+#include "layer.h"
 
 extern "C" {
-
-struct Shape {
-    int32_t heads, kv_heads, head_dim, page;
-    float soft_cap;  // 0: none
-    int32_t spare;
-};
 
 // Rows [row, row + rows) of the step see slots [low, start) each, and of the slots from ``start`` on those in
 // their bit mask. ``table`` is where the span's page ids begin; pages [first, last) hold what any row may see.

@@ -11,6 +11,13 @@ struct Linear {
     int32_t n, k;
 };
 
+// Attention of one KV group: sizes, and the soft-cap of scores (0: none).
+struct Shape {
+    int32_t heads, kv_heads, head_dim, page;
+    float soft_cap;
+    int32_t spare;
+};
+
 struct Layer {
     Linear qkv, o, gate_up, down;  // gate_up: panels of gate and up columns take turns, n = 2 * inner
     const float *attn_gain, *mlp_gain;

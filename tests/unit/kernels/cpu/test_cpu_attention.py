@@ -106,6 +106,49 @@ def test_rows_of_kv_are_written_as_torch_writes_them(compiled_kernels: CDLL) -> 
         assert all(torch.equal(a, b) for a, b in zip(*written, strict=True))
 
 
+CHUNKS = ((0, 17, None), (211, 90, None), (63, 1, None), (30, 300, None), (8, 20, tuple(range(-1, 19))))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_long_chunks_equal_the_definition(compiled_kernels: CDLL, name: str) -> None:
+    """Errors stay below twice the torch form's; whatever lies in other slots does not matter."""
+    shape = SHAPES[name]
+    spans, pages = spans_of(shape, CHUNKS, 3)
+    gen = torch.Generator().manual_seed(1)
+    k, v = (
+        torch.randn(pages, shape.kv_heads, shape.page_size, shape.head_dim, generator=gen).bfloat16()
+        for _ in range(2)
+    )
+    rows = sum(s.n_new for s in spans)
+    q = torch.randn(rows, shape.heads, shape.head_dim, generator=gen) / shape.head_dim**0.5
+    oracle, torch_form = ReferenceAttention(), TorchPages()
+    expected = oracle.run(oracle.prepare(spans, shape), q.double(), k, v)
+    usual = torch_form.run(torch_form.prepare(spans, shape), q, k.clone(), v.clone())
+    for pool in (k, v):
+        poison(pool, spans, shape)
+    op = CompiledPages(compiled_kernels)
+    plan = op.prepare(spans, shape)
+    assert len(plan.chunks) == 4 and not plan.dense
+    got = op.run(plan, q, k, v)
+    error, allowed = (got - expected).abs(), (usual - expected).abs()
+    assert error.max() <= 2 * allowed.max() + 1e-6
+    assert error.square().mean() <= 2 * allowed.square().mean()
+
+
+def test_a_long_tree_is_left_to_torch(compiled_kernels: CDLL) -> None:
+    shape = SHAPES["gqa-64"]
+    parents = (-1, *(i // 2 for i in range(19)))
+    spans, pages = spans_of(shape, ((40, 20, parents), (9, 1, None)), 3)
+    gen = torch.Generator().manual_seed(1)
+    k, v = (torch.randn(pages, 3, 64, 64, generator=gen).bfloat16() for _ in range(2))
+    q = torch.randn(21, 9, 64, generator=gen) / 8
+    oracle, op = ReferenceAttention(), CompiledPages(compiled_kernels)
+    plan = op.prepare(spans, shape)
+    assert len(plan.dense) == 1 and not plan.chunks
+    expected = oracle.run(oracle.prepare(spans, shape), q.double(), k, v)
+    assert (op.run(plan, q, k, v) - expected).abs().max() < 0.02
+
+
 def test_chunks_decodes_and_drafts_share_a_step(compiled_kernels: CDLL) -> None:
     shape = SHAPES["gqa-64"]
     batch = ((90, 1, None), (10, 40, None), (20, 6, TREE), (0, 17, None), (300, 1, None))
