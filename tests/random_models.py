@@ -129,6 +129,15 @@ def _facts(family: str) -> ModelFacts:
     return ModelFacts(f"random-{family}", source.config, source.fingerprint)
 
 
+ACTING = {"quest": "quest:budget=128,dense_layers=0"}
+"""Options under which a technique has something to do in models and prompts as small as these."""
+
+
+def acting(recipe: Recipe) -> list[str]:
+    """The uses of a recipe, as text, where they would do nothing by default with options that do."""
+    return [u.to_text() if u.options else ACTING.get(u.id, u.to_text()) for u in recipe]
+
+
 def make_engine(
     *uses: str,
     family: str = "llama",

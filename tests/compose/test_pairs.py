@@ -45,7 +45,7 @@ def outcome(lab: ModuleType, recipe: Recipe, family: str, temperature: float = 0
     gen = torch.Generator().manual_seed(5)
     piece = torch.randint(0, lab.VOCAB, (21,), generator=gen).tolist()
     prompts = [(piece * 8)[:n] for n in (140, 30, 3)]
-    made = lab.make_engine(*(u.to_text() for u in recipe), family=family)
+    made = lab.make_engine(*lab.acting(recipe), family=family)
     kept = []
     for _ in range(2):
         ran = lab.run_engine(made, prompts, max_tokens=8, logprobs=0, temperature=temperature, seed=3)
@@ -73,6 +73,8 @@ def check_pair(lab: ModuleType, first: str, second: str, family: str) -> None:
             assert together == outcome(lab, alone, family, temperature)
         else:
             for id in losing:
+                if all(catalog.get(other).spec.seam == "verify" for other in losing if other != id):
+                    continue  # a lossy rule differs only where a draft tempts it
                 assert together != outcome(lab, pair_recipe(id), family, temperature)
     assert all(p is not None and p <= 0 for _, scores in together for p in scores)
 

@@ -76,7 +76,7 @@ def setting(id: str) -> dict[str, str]:
 
 def engine(lab: ModuleType, recipe: Recipe, family: str, id: str) -> Engine:
     require_family(lab, id, family)
-    return lab.make_engine(*(u.to_text() for u in recipe), family=family, pool=1024, **setting(id))
+    return lab.make_engine(*lab.acting(recipe), family=family, pool=1024, **setting(id))
 
 
 def outcome(lab: ModuleType, made: Engine, **sampling: Any) -> list[tuple[list[int], list[float]]]:

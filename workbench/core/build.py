@@ -19,6 +19,7 @@ from workbench.core.kv_calibration import kv_ranges
 from workbench.core.room import require_pool
 from workbench.core.xquant_calibration import sharing_harm
 from workbench.engine.at_rest import AtRest
+from workbench.engine.bounds import reads_bounds
 from workbench.engine.cold import ColdTier
 from workbench.engine.cold_pages import ColdPages
 from workbench.engine.engine import Engine
@@ -161,7 +162,9 @@ def require_memory(plan: Plan, config: ModelConfig) -> None:
     """Raises :class:`OptionError` unless the plan's KV pool fits into the memory that is available now."""
     codec: KVCodec = _bound(plan, "kv_codec", config) or PlainCodec(getattr(torch, plan.dtype))
     geometries = kv_geometries(plan, config)
-    nbytes = sum(pool_nbytes(codec, geometry) for geometry in geometries)
+    sizes = zip(geometries, kv_groups(plan, config), strict=True)
+    sparse = reads_bounds(attention_op(plan, config))
+    nbytes = sum(pool_nbytes(codec, g, bounded=sparse and group.window is None) for g, group in sizes)
     if keeps_decoded(plan, config, codec):
         nbytes += sum(map(mirror_nbytes, geometries))
     require_pool(plan.limits.kv_pool_tokens, nbytes, plan.device)
@@ -235,10 +238,11 @@ def build_kv(
     config, plain = decoder.config, _plain_codec(plan)
     require_memory(plan, config)
     codec, selector = kv_codec(plan, decoder, progress, cancel), kv_selector(plan, config)
-    groups = kv_groups(plan, config)
+    groups, op = kv_groups(plan, config), attention_op(plan, config)
+    sparse = reads_bounds(op)
     make = ResidentStore if keeps_decoded(plan, config, codec) else PageStore
     stores = [
-        make(codec, plain, geometry, group.layers)
+        make(codec, plain, geometry, group.layers, bounded=sparse and group.window is None)
         for geometry, group in zip(kv_geometries(plan, config), groups, strict=True)
     ]
     pages = stores[0].geometry.pages
@@ -247,10 +251,11 @@ def build_kv(
         stores,
         pages=pages,
         page_size=plan.page_size,
-        namespace=namespace(plan, decoder, codec, attention_op(plan, config).name, selector, resting),
+        namespace=namespace(plan, decoder, codec, op.name, selector, resting),
         index=_bound(plan, "prefix", config),
         reserve=0 if "paged" in plan.provides else plan.limits.max_context,
         windows=[group.window for group in groups],
+        prompts_only=sparse,
     )
     storage: Storage | None = _bound(plan, "kv_storage", config)
     if storage is not None and resting is not None:
@@ -270,7 +275,7 @@ def build_engine(
         kv,
         max_sequences=plan.limits.max_sequences,
         max_batch_tokens=budget if budget is not None else plan.limits.max_batch_tokens,
-        boundaries=(_page_end(plan.page_size),) if codec.grain == "page" else (),
+        boundaries=_boundaries(plan, codec, op),
     )
     drafter, selector = _bound(plan, "drafter", config), kv_selector(plan, config)
     verify = None
@@ -341,6 +346,15 @@ def _bound(plan: Plan, seam: str, config: Any, **measured: Any) -> Any:
         if technique.spec.seam == seam:
             return technique.bind(plan.configs[use.id], context_of(plan, config, **measured))
     return None
+
+
+def _boundaries(plan: Plan, codec: KVCodec, op: AttentionOp) -> tuple[Boundary, ...]:
+    """Where blocks are cut: at the ends of pages that are coded whole, or that decoding rows choose among."""
+    end = _page_end(plan.page_size)
+    out: tuple[Boundary, ...] = (end,) if codec.grain == "page" else ()
+    if reads_bounds(op):
+        out += (lambda seq: seq.prompt_len - seq.computed if seq.computed < seq.prompt_len else end(seq),)
+    return out
 
 
 def _page_end(page_size: int) -> Boundary:

@@ -28,6 +28,7 @@ MODULES: dict[str, str] = {
     "reference": "workbench.attention.reference",
     "sdpa": "workbench.attention.sdpa",
     "triton": "workbench.attention.triton",
+    "quest": "workbench.attention.quest",
     "kv_fp8": "workbench.kv.kv_fp8",
     "kv_int8": "workbench.kv.kv_int8",
     "kv_fp4": "workbench.kv.kv_fp4",

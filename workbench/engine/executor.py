@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.engine.bounds import reads_bounds
 from workbench.engine.seams import AttentionOp, AttentionShape, AttentionSpan, StepPlan
 from workbench.engine.store import PageStore, ReadPlan
 from workbench.models.config import KVGroup
@@ -125,19 +126,22 @@ class Executor:
         reads, wheres = step.reads, step.wheres
         asked: dict[int, Tensor] = {}
 
-        def part(at: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def part(layer: int, at: Part, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             store = stores[at.group]
             store.write(at.local, wheres[at.group], k, v)
             keys, values = store.read(at.local, reads[at.group])
-            return op.run(plans[at.group], q, keys, values)
+            if store.bounds is None or not reads_bounds(op):
+                return op.run(plans[at.group], q, keys, values)
+            bounds = store.bounds.of(at.local, layer, reads[at.group])
+            return op.run(plans[at.group], q, keys, values, bounds)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if queries:
                 asked[layer] = q
             parts = home[layer]
             if len(parts) == 1:
-                return part(parts[0], q, k, v)
-            outs = [part(p, q[:, p.queries], k[:, p.heads], v[:, p.heads]) for p in parts]
+                return part(layer, parts[0], q, k, v)
+            outs = [part(layer, p, q[:, p.queries], k[:, p.heads], v[:, p.heads]) for p in parts]
             return torch.cat(outs, 1)
 
         out = self.decoder.forward(step.ids, step.positions, attend, logits_rows=step.rows, capture=capture)
@@ -156,13 +160,15 @@ class Executor:
             for s in plan.spans:
                 table, used = s.tables[g], s.used(g)
                 last = used + s.n_new
+                if store.bounds is not None and s.decodes:
+                    store.bounds.learn(store, table[: used // size])
                 slots.extend(table[i // size] * size + i % size for i in range(used, last))
                 tables.append(table[: -(-last // size)])
             read = store.plan_read(list(dict.fromkeys(p for t in tables for p in t)))
             for s, table in zip(plan.spans, tables, strict=True):
                 if read.compact is not None:
                     table = tuple(read.compact[p] for p in table)
-                spans.append(AttentionSpan(s.n_new, s.used(g), table, s.positions, s.parents))
+                spans.append(AttentionSpan(s.n_new, s.used(g), table, s.positions, s.parents, s.decodes))
             reads.append(read)
             wheres.append(store.begin(torch.tensor(slots, device=self.device), positions))
             self._plans[g] = self.op.prepare(spans, self._shapes[g], self._plans[g])

@@ -30,6 +30,8 @@ class KVCache:
     admission (the layout before paging); 0 means pages on demand.
     ``windows`` are the groups' attention windows (None: all keys). Pages that lie wholly behind a window are
     given back as the sequence grows; the null page takes their place in its table.
+    ``prompts_only``: what a sequence generates is no prefix for others, because attention computed it
+    otherwise than a prompt.
     ``cold``, if given later, takes the cached pages that a pool has to give up.
     ``namespace`` is the part of every cache key that does not depend on the request (law 4).
     """
@@ -44,6 +46,7 @@ class KVCache:
         index: Index | None = None,
         reserve: int = 0,
         windows: Seq[int | None] = (),
+        prompts_only: bool = False,
     ) -> None:
         self.stores = list(stores)
         self.page_size = page_size
@@ -51,6 +54,7 @@ class KVCache:
         self.namespace = namespace
         self.index = index
         self.reserve = reserve
+        self.prompts_only = prompts_only
         self.windows = Windows([] if reserve else windows, len(self.stores), page_size)
         self.cold: ColdPages | None = None
         self.copies = 0
@@ -183,6 +187,8 @@ class KVCache:
 
     def _publish(self, index: Index, seq: Sequence, last: int) -> None:
         """Make the first ``last`` pages of a sequence findable."""
+        if self.prompts_only:
+            last = min(last, seq.prompt_len // self.page_size)
         namespace = self._namespace(seq)
         for i in range(len(seq.chain), last):
             tokens = tuple(seq.tokens[i * self.page_size : (i + 1) * self.page_size])
@@ -299,6 +305,8 @@ class KVCache:
         limit = len(seq.tokens) - 1
         if seq.shareable is not None:
             limit = min(limit, seq.shareable)
+        if self.prompts_only:
+            limit = min(limit, seq.prompt_len)
         return limit
 
     def _cold_run(self, seq: Sequence, known: int) -> list[int]:

@@ -32,7 +32,7 @@ class SpanPlan:
     absolute position ``positions[i]``. ``parents`` is None for a chain, else the draft
     tree: ``parents[i]`` is the row (in this span) whose KV row ``i`` also sees, -1 for the root.
     ``tables`` holds the sequence's page ids, one tuple per KV group.
-    ``logits`` is how many of the last rows need logits; the first ``given`` rows are tokens of the prompt.
+    ``logits`` is how many of the last rows need logits. ``decodes``: all rows come after the prompt.
     """
 
     seq: int
@@ -43,7 +43,7 @@ class SpanPlan:
     logits: int
     parents: tuple[int, ...] | None = None
     slots: tuple[int, ...] | None = None
-    given: int = 0
+    decodes: bool = False
 
     @property
     def n_new(self) -> int:
@@ -179,7 +179,7 @@ class KVCodec(Protocol):
 class AttentionSpan:
     """A span as attention sees it: ``table`` holds ids into the K/V tensors given (pool or workspace).
 
-    The first ``given`` rows are tokens of the prompt; forms that read all they may see do not care.
+    ``decodes``: its rows come after the prompt; forms that read all they may see do not care.
     """
 
     n_new: int
@@ -187,7 +187,7 @@ class AttentionSpan:
     table: Sequence[int]
     positions: Sequence[int]
     parents: Sequence[int] | None = None
-    given: int = 0
+    decodes: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ def prefill_span(seq: Sequence, n: int, logits: int) -> SpanPlan:
         tuple(tuple(t) for t in seq.tables),
         logits,
         slots=tuple(seq.used(g) for g in range(len(seq.tables))) if seq.dropped else None,
+        decodes=start >= seq.prompt_len,
     )
 
 

@@ -15,6 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from workbench.engine.bounds import PageBounds
 from workbench.engine.planes import group_planes, layer_numbers
 from workbench.engine.seams import KVCodec, PageGeometry, PlaneSpec
 from workbench.spec.errors import InvariantError, OptionError
@@ -33,11 +34,18 @@ class PageStore:
     """Owns the planes of one KV group; layer numbers are local to the group.
 
     ``layers`` are the model's numbers of the group's layers, for codecs with constants per layer (by default
-    the group is the whole model); layers of a drafter follow them.
+    the group is the whole model); layers of a drafter follow them. ``bounded``: attention chooses pages by
+    the bounds of their keys.
     """
 
     def __init__(
-        self, codec: KVCodec, open_codec: KVCodec, geometry: PageGeometry, layers: Sequence[int] | None = None
+        self,
+        codec: KVCodec,
+        open_codec: KVCodec,
+        geometry: PageGeometry,
+        layers: Sequence[int] | None = None,
+        *,
+        bounded: bool = False,
     ) -> None:
         self.codec = codec
         self.geometry = geometry
@@ -58,6 +66,7 @@ class PageStore:
         self._open: dict[str, Tensor] = {}
         self._open_layers: list[dict[str, Tensor]] = []
         self._work: tuple[Tensor, Tensor] | None = None
+        self.bounds = PageBounds(geometry) if bounded else None
 
     # -- page life ------------------------------------------------------------------------------
 
@@ -69,6 +78,8 @@ class PageStore:
         for plane in self.planes.values():
             _bytes_of(plane).index_fill_(1, index, 0)
         self.positions.view(-1, self.geometry.page_size)[index] = -1
+        if self.bounds is not None:
+            self.bounds.forget(pages)
         if self.codec.grain == "page":
             self.release(pages)
             self._fresh.update(pages)
@@ -196,6 +207,7 @@ class PageStore:
         for spec in self.specs:
             out[spec.category] += self.planes[spec.name].untyped_storage().nbytes()
         out["kv_meta"] += self.positions.untyped_storage().nbytes()
+        out["kv_meta"] += self.bounds.nbytes if self.bounds is not None else 0
         out["kv_open"] = sum(t.untyped_storage().nbytes() for t in self._open.values())
         if self._work is not None:
             out["workspace"] = sum(t.untyped_storage().nbytes() for t in self._work)
@@ -262,9 +274,11 @@ class PageStore:
         return self._work
 
 
-def pool_nbytes(codec: KVCodec, geometry: PageGeometry) -> int:
+def pool_nbytes(codec: KVCodec, geometry: PageGeometry, *, bounded: bool = False) -> int:
     """Bytes that a :class:`PageStore` allocates when it is made; at most, of formats that differ by layer."""
     page = sum(prod(s.shape) * s.dtype.itemsize for s in codec.planes(geometry)) * geometry.layers
+    if bounded:
+        page += 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * geometry.dtype.itemsize
     return (geometry.pages + 1) * (page + geometry.page_size * torch.int32.itemsize)
 
 
