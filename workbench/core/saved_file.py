@@ -38,12 +38,12 @@ class Shaped:
     config: str
     method: str
     dtype: str
+    numerics: str
+    page_size: int
     kv_format: str
     attention: str
     selector: str
     storage: str
-    numerics: str
-    page_size: int
 
 
 @dataclass(frozen=True)
