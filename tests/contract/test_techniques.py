@@ -170,7 +170,7 @@ def test_bytes_shown_are_bytes_of_storages(lab: ModuleType, id: str, family: str
     outcome(lab, made)
     shown = made.memory()
     assert all(isinstance(v, int) and v >= 0 for v in shown.values())
-    drafts = made.drafting.nbytes()
+    drafts = made.drafting.nbytes() + made.controlling.nbytes()
     assert shown["draft"] == drafts
     # A codec holds its calibration, and an index of the rows of the step that runs: an activation.
     codecs = ("codec", "_codecs", "_open_codec")

@@ -22,6 +22,7 @@ from workbench.engine.at_rest import AtRest
 from workbench.engine.bounds import reads_bounds
 from workbench.engine.cold import ColdTier
 from workbench.engine.cold_pages import ColdPages
+from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
@@ -109,13 +110,36 @@ def kv_key(plan: Plan) -> tuple[object, ...]:
     """What the KV cache depends on: two plans with equal keys can share one, cached pages included."""
     seams = ("pages", "prefix", "kv_codec", "kv_selector", "kv_storage", "attention", "kernels")
     uses = tuple(u for u in plan.recipe if catalog.get(u.id).spec.seam in seams)
-    return weights_key(plan), Recipe(uses).key, plan.page_size, plan.limits, drafter_layers(plan)
+    drafters = tuple(u for u in plan.recipe if catalog.get(u.id).spec.keeps_kv)
+    return weights_key(plan), Recipe(uses).key, plan.page_size, plan.limits, Recipe(drafters).key
 
 
-def drafter_layers(plan: Plan) -> int:
-    """KV layers the plan's drafter keeps; they follow the model's own in the pages of the first KV group."""
-    drafters = [u for u in plan.recipe if catalog.get(u.id).spec.seam == "drafter"]
-    return sum(catalog.get(u.id).spec.kv_layers for u in drafters)
+def drafter_layers(plan: Plan, config: ModelConfig) -> int:
+    """KV layers the plan's drafter keeps; they follow the model's own in the pages of one KV group."""
+    keeps = any(catalog.get(u.id).spec.keeps_kv for u in plan.recipe)
+    return _bound(plan, "drafter", config).kv_layers if keeps else 0
+
+
+def draft_group(config: ModelConfig) -> int:
+    """The KV group whose pages hold a drafter's layers: one that sees all keys, if there is one."""
+    windows = [group.window for group in config.kv_groups]
+    return windows.index(None) if None in windows else 0
+
+
+def draft_runner(plan: Plan, drafter: Any, target: Decoder, kv: KVCache) -> DraftRunner | None:
+    """What runs the layers of a drafter that has some."""
+    config = target.config
+    if not drafter_layers(plan, config):
+        return None
+    home, own = draft_group(config), drafter.decoder(target)
+    group = config.kv_groups[home]
+    groups = (KVGroup(tuple(range(own.config.num_layers)), group.window),)
+    op = attention_op(plan, config)
+    executor = Executor(own, [kv.stores[home]], op, groups, below=len(group.layers))
+    own.reserve(plan.limits.max_context)
+    runner = DraftRunner(executor, home, plan.page_size)
+    drafter.attach(runner)
+    return runner
 
 
 def kv_selector(plan: Plan, config: ModelConfig) -> KVSelector | None:
@@ -146,7 +170,7 @@ def kv_geometries(plan: Plan, config: ModelConfig) -> list[PageGeometry]:
     """Sizes of the pages of every KV group."""
     return [
         PageGeometry(
-            layers=len(group.layers) + (drafter_layers(plan) if i == 0 else 0),
+            layers=len(group.layers) + (drafter_layers(plan, config) if i == draft_group(config) else 0),
             kv_heads=group.heads[1] - group.heads[0] if group.heads else config.num_kv_heads,
             head_dim=config.head_dim,
             page_size=plan.page_size,
@@ -300,7 +324,9 @@ def build_engine(
         context=plan.limits.max_context,
         eos_ids=eos_ids,
         drafter=drafter,
+        runner=draft_runner(plan, drafter, decoder, kv),
         verify=verify,
+        control=_bound(plan, "control", config),
         selector=selector,
         make_stream=make_stream,
         static_bytes=static,

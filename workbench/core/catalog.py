@@ -45,8 +45,10 @@ MODULES: dict[str, str] = {
     "cachegen": "workbench.kv.cachegen",
     "ngram": "workbench.speculative.ngram",
     "suffix": "workbench.speculative.suffix",
+    "draft_model": "workbench.speculative.draft_model",
     "verify": "workbench.speculative.verify",
     "typical": "workbench.speculative.typical",
+    "goodput": "workbench.speculative.goodput",
     "rtn": "workbench.quant.rtn",
 }
 

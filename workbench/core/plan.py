@@ -15,6 +15,7 @@ import torch
 
 from workbench.core import catalog
 from workbench.core.binding import BindContext
+from workbench.core.plan_drafter import drafter_conflicts
 from workbench.core.plan_machine import machine_conflicts
 from workbench.core.plan_selection import selection_conflicts
 from workbench.core.plan_storage import storage_conflicts
@@ -39,11 +40,12 @@ _SLOTS = {
     "kv_selection": "one KV selection at a time",
     "kv_storage": "one way to keep KV at rest",
     "verify": "one verification rule",
+    "draft_control": "one control of drafts",
 }
 _NEEDS = {
     "paged": "Switch on paged: pages can only be shared when they are allocated on demand.",
     "prefix_cache": "Switch on prefix_cache or radix_cache: without one no prompt finds what was kept.",
-    "drafter": "Switch on a drafter: without drafts there is nothing to verify.",
+    "drafter": "Switch on a drafter: without drafts there is nothing to verify or to control.",
 }
 
 
@@ -81,7 +83,8 @@ def plan(
     page_size, page_conflicts = _page_size(configs, model.config, dtype, numerics, device)
     conflicts += page_conflicts
     conflicts += storage_conflicts(configs, model.config)
-    conflicts += selection_conflicts(configs, _context(model.config, dtype, numerics, device, page_size))
+    context = _context(model.config, dtype, numerics, device, page_size)
+    conflicts += selection_conflicts(configs, context) + drafter_conflicts(configs, context)
     if conflicts:
         return conflicts
     kinds = {t.spec.kind for t in techniques}

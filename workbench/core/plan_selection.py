@@ -34,7 +34,7 @@ def selection_conflicts(configs: Mapping[str, Any], context: BindContext) -> lis
         remedy = "Switch off rerotate: layers with a window keep their keys at their own positions."
         out.append(Conflict(chosen, "model", "positions", remedy))
     drafter = by_seam.get("drafter")
-    if drafter is not None and catalog.get(drafter).spec.kv_layers:
+    if drafter is not None and catalog.get(drafter).spec.keeps_kv:
         remedy = (
             f"{catalog.get(drafter).spec.title} keeps KV of its own, whose rows would stay: choose another."
         )

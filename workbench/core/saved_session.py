@@ -47,7 +47,7 @@ def submit_save(
                 hint="Save it raw, or switch it off.",
             )
         yield
-        layers = drafter_layers(plan)
+        layers = drafter_layers(plan, engine.executor.decoder.config)
         drafter = "" if not layers else f"{layers} KV layers" if not made.lossy else "starts cold"
         done = yield from save_steps(
             engine,

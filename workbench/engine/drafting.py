@@ -6,39 +6,68 @@ preempted, so that it always equals the committed ids.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
+import torch
+from torch import Tensor
+
+from workbench.engine.draft_law import RequestLaw
+from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.scheduler import Batch
-from workbench.engine.seams import DraftContext, Drafter, DraftTree
+from workbench.engine.seams import DraftContext, Drafter, DraftTree, FeatureDrafter
 from workbench.engine.sequence import Sequence
 from workbench.spec.errors import InvariantError
 from workbench.spec.events import TokenInfo
 
 
 class Drafting:
-    """A drafter, or none, and the sequences it knows."""
+    """A drafter, or none, and the sequences it knows; ``runner`` if it has layers of its own."""
 
-    def __init__(self, drafter: Drafter | None) -> None:
+    def __init__(self, drafter: Drafter | None, runner: DraftRunner | None = None) -> None:
         self.drafter = drafter
+        self.runner = runner
         self._known: set[int] = set()
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """Layers whose input the drafter is shown."""
+        return self.drafter.features if isinstance(self.drafter, FeatureDrafter) else ()
+
+    def meet(self, seq: Sequence) -> None:
+        """A sequence is about to be run: a drafter that is shown hidden states knows it from now on."""
+        if self.features and seq.id not in self._known:
+            self._begin(seq)
+
+    def observe(self, seq: Sequence, start: int, rows: Seq[int], captured: Mapping[int, Tensor]) -> None:
+        """Show the hidden states of newly committed tokens: ``rows`` of ``captured``, by layer."""
+        if isinstance(self.drafter, FeatureDrafter) and rows:
+            first = captured[self.drafter.features[0]]
+            index = torch.tensor(rows, device=first.device)
+            own = [captured[layer].index_select(0, index) for layer in self.drafter.features]
+            self.drafter.observe(seq.id, start, own)
 
     @property
     def max_draft(self) -> int:
         """Most tokens ever drafted per sequence and step."""
         return self.drafter.max_draft if self.drafter is not None else 0
 
-    def propose(self, batch: Batch) -> dict[int, DraftTree]:
-        """Drafts by sequence id. Raises :class:`InvariantError` when one is larger than its room."""
+    def propose(self, batch: Batch, reserve: Callable[[Sequence, int], bool]) -> dict[int, DraftTree]:
+        """Drafts by sequence id. Raises :class:`InvariantError` when one is larger than its room.
+
+        ``reserve(seq, slots)`` makes slots writable, for a drafter that writes K and V of its own.
+        """
         if self.drafter is None:
             return {}
         contexts = []
         for seq, room in zip(batch.decodes, batch.room, strict=True):
             if room <= 0 or seq.siblings:
                 continue
+            if self.runner is not None and not reserve(seq, seq.computed + 1 + room):
+                continue
             if seq.id not in self._known:
-                self.drafter.begin(seq.id, seq.tokens)
-                self._known.add(seq.id)
-            contexts.append(DraftContext(seq.id, seq.tokens, room, seq.params.greedy))
+                self._begin(seq)
+            contexts.append(DraftContext(seq.id, seq.tokens, room, seq.params.greedy, RequestLaw(seq)))
         trees = self.drafter.propose(contexts) if contexts else []
         out = {c.seq: t for c, t in zip(contexts, trees, strict=True) if t is not None and t.tokens}
         for c in contexts:  # a longer draft would cross the budget, the page pool or a codec's boundary
@@ -47,13 +76,32 @@ class Drafting:
                 raise InvariantError(f"{self.drafter.name} drafted {n} tokens where {c.room} were asked for.")
         return out
 
+    def before_commit(self, seq: Sequence, computed: int) -> None:
+        """The KV of the first ``computed`` tokens is about to become final."""
+        if self.runner is not None:
+            self.runner.complete(seq, computed)
+
+    def after_commit(self, seq: Sequence) -> None:
+        """It became final."""
+        if self.runner is not None:
+            self.runner.commit(seq)
+
     def commit(self, seq: Sequence, infos: Seq[TokenInfo]) -> None:
         """Tell the drafter which tokens the sequence gained."""
         if self.drafter is not None and infos and seq.id in self._known:
             self.drafter.commit(seq.id, [i.id for i in infos])
 
+    def _begin(self, seq: Sequence) -> None:
+        if self.drafter is not None:
+            self.drafter.begin(seq.id, seq.tokens)
+            self._known.add(seq.id)
+        if self.runner is not None:
+            self.runner.begin(seq)
+
     def forget(self, seq: Sequence) -> None:
         """The sequence ended, or starts over."""
+        if self.runner is not None:
+            self.runner.forget(seq.id)
         if self.drafter is not None and seq.id in self._known:
             self.drafter.forget(seq.id)
             self._known.discard(seq.id)

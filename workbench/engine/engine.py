@@ -17,6 +17,8 @@ from workbench.engine.admission import token_budget
 from workbench.engine.choose import Chooser
 from workbench.engine.clock import PhaseClock
 from workbench.engine.commit import commit_tokens, flush_text
+from workbench.engine.control import Controlling, DraftControl
+from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.drafting import Drafting
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
@@ -41,6 +43,7 @@ class _Done:
     events: list[RequestEvent] = field(default_factory=list)
     records: list[DraftRecord] = field(default_factory=list)
     queries: Mapping[int, Tensor] = field(default_factory=dict)
+    captured: Mapping[int, Tensor] = field(default_factory=dict)
     rows: int = 0
 
 
@@ -60,7 +63,9 @@ class Engine:
         context: int,
         eos_ids: Collection[int] = (),
         drafter: Drafter | None = None,
+        runner: DraftRunner | None = None,
         verify: Verify | None = None,
+        control: DraftControl | None = None,
         selector: KVSelector | None = None,
         make_stream: MakeStream | None = None,
         static_bytes: Mapping[str, int] | None = None,
@@ -72,7 +77,8 @@ class Engine:
         self.context = context
         self.vocab_size = executor.decoder.config.vocab_size
         self.eos_ids = frozenset(eos_ids)
-        self.drafting = Drafting(drafter)
+        self.drafting = Drafting(drafter, runner)
+        self.controlling = Controlling(control)
         self.selecting = Selecting(selector, kv, executor)
         if selector is not None:
             scheduler.boundaries += (self.selecting.left,)
@@ -150,8 +156,9 @@ class Engine:
         clock = PhaseClock()
         self.steps += 1
         batch = self.scheduler.select(self.drafting.max_draft)
+        self.controlling.limit(batch)
         clock("schedule")
-        drafts = self.drafting.propose(batch)
+        drafts = self.drafting.propose(batch, self.kv.extend)
         clock("draft")
         self.scheduler.secure(batch, drafts)
         for seq in batch.preempted:
@@ -164,8 +171,10 @@ class Engine:
             plan = StepPlan(self.steps, tuple(span for _, span in spans))
             prepared = self.executor.prepare(plan)
             clock("prepare")
-            out = self.executor.forward(prepared, queries=self.selecting.wants(spans))
-            done.queries = out.queries
+            for seq, _ in spans:
+                self.drafting.meet(seq)
+            out = self.executor.forward(prepared, self.drafting.features, queries=self.selecting.wants(spans))
+            done.queries, done.captured = out.queries, out.captured
             clock("forward")
             chosen = self._chooser.choose(
                 out.logits,
@@ -185,7 +194,9 @@ class Engine:
                 done.rows += span.n_new
             peak = self._retire_ended()
             clock("commit")
-        return self._step_event(clock, done, peak), done.events
+        event = self._step_event(clock, done, peak)
+        self.controlling.learn(event, drafts, self._chooser.verdicts if spans else {})
+        return event, done.events
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -223,10 +234,15 @@ class Engine:
         gained = commit_tokens(seq, infos, self.eos_ids)
         if not infos and seq.budget == 0 and span.start + span.n_new >= seq.prompt_len:
             self._end_scoring(seq, done.events)
-        self.kv.commit(seq, min(base + len(accepted), len(seq.tokens) - 1) if infos else base)
+        computed = min(base + len(accepted), len(seq.tokens) - 1) if infos else base
+        self.drafting.before_commit(seq, computed)
+        self.kv.commit(seq, computed)
+        self.drafting.after_commit(seq)
         if seq.finish is None:
             own = [*range(base - span.start), *(base - span.start + i for i in accepted)]
-            self._select(seq, span.start, [done.rows + i for i in own], done)
+            rows = [done.rows + i for i in own[: computed - span.start]]
+            self.drafting.observe(seq, span.start, rows, done.captured)
+            self._select(seq, span.start, rows, done)
         if tree is not None and path is not None:
             done.records.append(
                 DraftRecord(
@@ -306,6 +322,7 @@ class Engine:
     def _retire(self, seq: Sequence) -> None:
         self.scheduler.remove(seq)
         self.drafting.forget(seq)
+        self.controlling.forget(seq.id)
         samples = self._requests.get(seq.request.id)
         if samples is not None and all(s.state == "finished" for s in samples):
             del self._requests[seq.request.id]
@@ -327,7 +344,7 @@ class Engine:
         """Bytes by category, from storages held; categories add up to what the engine holds."""
         kv = self.kv.nbytes(self.scheduler.running)
         kv["kv_meta"] += self.selecting.nbytes(self.scheduler.running)
-        return {**self.static_bytes, **kv, "draft": self.drafting.nbytes()}
+        return {**self.static_bytes, **kv, "draft": self.drafting.nbytes() + self.controlling.nbytes()}
 
     def _step_event(
         self,

@@ -59,7 +59,7 @@ class Executor:
     """One model, its page stores (one per KV group) and an attention op.
 
     ``groups`` are the KV groups behind the stores; by default those of the model. Several groups may share a
-    layer when each holds some of its KV heads, in order.
+    layer when each holds some of its KV heads, in order. ``below``: layers of the stores before its own.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Executor:
         stores: list[PageStore],
         op: AttentionOp,
         groups: Sequence[KVGroup] | None = None,
+        below: int = 0,
     ) -> None:
         config = decoder.config
         groups = config.kv_groups if groups is None else tuple(groups)
@@ -92,7 +93,7 @@ class Executor:
         ]
         self.parts: dict[int, list[Part]] = {}
         for g, (group, (first, end)) in enumerate(zip(groups, sides, strict=True)):
-            for local, layer in enumerate(group.layers):
+            for local, layer in enumerate(group.layers, below):
                 heads, queries = slice(first, end), slice(first * per_kv, end * per_kv)
                 self.parts.setdefault(layer, []).append(Part(g, local, heads, queries))
         self._plans: list[Any] = [None] * len(stores)

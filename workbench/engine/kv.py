@@ -99,7 +99,7 @@ class KVCache:
                 pool.release([source])
         seq.tables = [a + b for a, b in zip(shared, fresh, strict=True)]
         seq.chain = list(full)
-        seq.computed = len(full) * self.page_size + rows
+        seq.computed = seq.drafted = len(full) * self.page_size + rows
         if found:
             self._thaw(seq, found)
         if not seq.preemptions:  # a resumed sequence finds its own pages again: those saved nothing
@@ -145,7 +145,7 @@ class KVCache:
             parent.computed,
             parent.computed,
         )
-        child.dropped, child.shift = list(parent.dropped), parent.shift
+        child.drafted, child.dropped, child.shift = parent.drafted, list(parent.dropped), parent.shift
         child.kept, child.selected = dict(parent.kept), parent.selected
         child.selection = parent.selection.fork() if parent.selection is not None else None
         if not self.reserve:
@@ -254,7 +254,7 @@ class KVCache:
         for pool, store, table in zip(self.pools, self.stores, seq.tables, strict=True):
             pool.release(table)
             store.release([p for p in table if p != NULL_PAGE and pool.refs[p] == 0])
-        seq.tables, seq.chain, seq.computed = [], [], 0
+        seq.tables, seq.chain, seq.computed, seq.drafted = [], [], 0, 0
         seq.dropped, seq.shift, seq.selection = [], 0, None
         seq.kept, seq.selected = {}, 0
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -256,6 +256,22 @@ class DraftTree:
         return tuple(out)
 
 
+class Pick(NamedTuple):
+    """A drafted token and, where it was drawn, the law ``q`` [V] it was drawn from."""
+
+    token: int
+    q: Tensor | None
+
+
+class DraftLaw(Protocol):
+    """The processing that a request's own tokens go through, for the logits of a drafter's model."""
+
+    def pick(self, logits: Tensor, path: Sequence[int], *, draws: bool) -> Pick | None:
+        """What follows the drafted ids ``path`` by ``logits`` [V]: drawn, or the likeliest (temperature 0, or
+        not ``draws``). None where nothing can follow."""
+        ...
+
+
 @dataclass(frozen=True)
 class DraftContext:
     """What a drafter may know of one sequence: all committed ids, and how many tokens may be drafted."""
@@ -264,6 +280,7 @@ class DraftContext:
     tokens: Sequence[int]
     room: int
     greedy: bool
+    law: DraftLaw | None = None
 
 
 class Drafter(Protocol):
@@ -290,6 +307,20 @@ class Drafter(Protocol):
 
     def nbytes(self) -> int:
         """Bytes of draft state held."""
+        ...
+
+
+@runtime_checkable
+class FeatureDrafter(Drafter, Protocol):
+    """A drafter that is shown hidden states of the target, of committed tokens only."""
+
+    features: tuple[int, ...]  # layers whose input it is shown; as many as there are: what leaves the last
+
+    def observe(self, seq: int, start: int, features: Sequence[Tensor]) -> None:
+        """Streams [n, H], one per layer asked for, of the tokens ``start`` to ``start + n - 1``.
+
+        In order of positions. Tokens that a prefix index gave are not shown: ``start`` then jumps.
+        """
         ...
 
 

@@ -26,6 +26,7 @@ Seam = Literal[
     "attention",
     "drafter",
     "verify",
+    "control",
     "placement",
     "weights",
     "router",

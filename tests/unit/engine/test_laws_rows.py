@@ -222,7 +222,7 @@ def test_law_3_blocks_end_where_a_codec_changes_how_tokens_are_seen(lab, budget)
 def _namespace(lab, *uses: str, family: str = "llama", **where) -> bytes:
     where = {"dtype": "float64", "numerics": "pinned", **where}
     made = require(plan(Recipe.of(*uses), lab._facts(family), limits=EngineLimits(256, 0, 4, 64), **where))
-    weights = next((u.to_text() for u in made.recipe if u.id == "rtn"), "")
+    weights = Recipe(tuple(u for u in made.recipe if u.id == "rtn"))
     decoder = lab._decoder(family, made.dtype, made.numerics, weights, "cpu")
     return build_kv(made, decoder).namespace
 
@@ -251,7 +251,7 @@ def test_law_4_everything_that_shapes_a_page_is_in_its_key(lab):
 def test_law_4_the_configuration_is_in_the_key_not_only_the_weights(lab):
     """RoPE, windows and norms shape K and V of the very same tensors."""
     made = require(plan(Recipe.of("paged"), lab._facts("gemma3"), dtype="float64", numerics="pinned"))
-    decoder = lab._decoder("gemma3", "float64", "pinned", "", "cpu")
+    decoder = lab._decoder("gemma3", "float64", "pinned", Recipe(), "cpu")
     codec = build_kv(made, decoder).stores[0].codec
     config = decoder.config
     keys = {namespace(made, decoder, codec, "x")}
@@ -287,7 +287,7 @@ def test_law_4_a_foreign_namespace_never_hits(lab):
 
 def test_law_4_namespaces_are_a_function_of_the_plan(lab):
     made = require(plan(Recipe.of("paged"), lab._facts("llama"), dtype="float64", numerics="pinned"))
-    decoder = lab._decoder("llama", "float64", "pinned", "", "cpu")
+    decoder = lab._decoder("llama", "float64", "pinned", Recipe(), "cpu")
     codec = build_kv(made, decoder).stores[0].codec
     assert namespace(made, decoder, codec, "x") == namespace(made, decoder, codec, "x")
     assert namespace(made, decoder, codec, "x") != namespace(made, decoder, codec, "y")
