@@ -65,18 +65,22 @@ DIMENSIONS: dict[str, tuple[Any, ...]] = {
     "draft": ("", "ngram", "chain", "tree"),
     "seeded": (False, True),
     "samples": (1, 3),
-    "codec": ("", "kv_fp8", "kv_int8", "kv_fp4", "kivi"),
+    "codec": ("", "kv_fp8", "kv_int8", "kv_fp4", "kivi", "xquant"),
     "select": ("", *SELECTORS),
 }
+
+
+# Formats that code whole pages, and what else is said of them: every layer that can shares another's codes.
+PAGED = {"kivi": "", "xquant": ",schedule=paper,km=1,vm=1"}
 
 
 def possible(case: Case) -> bool:
     """What fits together."""
     if case.reuse != "cold" and not case.pages:
         return False
-    if case.codec == "kivi" and case.pages == 16:
+    if case.codec in PAGED and case.pages == 16:
         return False  # its groups are of 32 tokens
-    if case.select and (not case.pages or case.codec == "kivi"):
+    if case.select and (not case.pages or case.codec in PAGED):
         return False  # its pages are coded whole
     if case.select == "rerotated" and (case.codec or case.family == "gemma3"):
         return False
@@ -154,9 +158,9 @@ def recipe_of(case: Case) -> list[str]:
         uses.append("radix_cache")
     if case.draft:
         uses.append("ngram:k=4")
-    if case.codec == "kivi":
+    if case.codec in PAGED:
         page = case.pages or 64
-        uses.append(f"kivi:residual={page},group={min(page, 32)}")
+        uses.append(f"{case.codec}:residual={page},group={min(page, 32)}{PAGED[case.codec]}")
     elif case.codec:
         uses.append(case.codec)
     if case.select:
@@ -228,7 +232,7 @@ _references: dict[Any, list[list[tuple[int, int]]]] = {}
 
 def reference(lab: ModuleType, case: Case, prompts: list[list[int]], seeds: list[int]) -> Outputs:
     plain = Case(family=case.family, seeded=case.seeded, samples=case.samples, codec=case.codec)
-    if case.codec == "kivi":
+    if case.codec in PAGED:
         plain = plain._replace(pages=case.pages)  # its groups are part of what it is
     if case.select:
         plain = plain._replace(pages=16, select=case.select)
@@ -311,7 +315,7 @@ def test_preemption_prefixes_chunks_and_drafts_really_happen(lab, scripted, fami
 @pytest.mark.parametrize("codec", DIMENSIONS["codec"])
 def test_tree_drafts_equal_the_plain_run(lab, scripted, family, seeded, codec):
     """Branching trees whose accepted paths are scattered over the tree, so that rows have to be moved."""
-    pages = 32 if codec == "kivi" else 16
+    pages = 32 if codec in PAGED else 16
     case = Case(family=family, pages=pages, batch=5, draft="tree", seeded=seeded, codec=codec)
     ran = check(lab, scripted, case, prompts_for(lab, 5, 3), 3)
     drafts = [d for s in ran.steps for d in s.drafts]
