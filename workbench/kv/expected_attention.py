@@ -18,6 +18,7 @@ from torch import Tensor
 
 from workbench.engine.selection import CachedLayer, Selection
 from workbench.kv.selection.blocks import Block, QueryBlocks
+from workbench.kv.selection.exact import widened
 from workbench.kv.selection.rules import Rules, keep_option, protocol_option, recent_option, sinks_option
 from workbench.kv.selection.selector import Selector
 from workbench.kv.selection.topk import check_scores, top_slots
@@ -89,18 +90,18 @@ class Moments:
 def expected_scores(
     keys: Tensor, values: Tensor, mean: Tensor, covariance: Tensor | None, epsilon: float
 ) -> Tensor:
-    """Scores float64 [Hkv, S] of keys and values [Hkv, S, D].
+    """Scores [Hkv, S] of keys and values [Hkv, S, D], in float32 (float64 for float64 keys).
 
     ``mean`` [Hq, D] and ``covariance`` [Hq, D, D] are those of rotated, scaled queries (float64).
     """
     kv_heads, _, dim = keys.shape
     group = len(mean) // kv_heads
-    k = keys.double()
-    logits = mean.view(kv_heads, group, dim) @ k.transpose(1, 2)
+    k = widened(keys)
+    logits = mean.to(k.dtype).view(kv_heads, group, dim) @ k.transpose(1, 2)
     if covariance is not None:
-        spread = covariance.view(kv_heads, group, dim, dim)
+        spread = covariance.to(k.dtype).view(kv_heads, group, dim, dim)
         logits = logits + ((k[:, None] @ spread) * k[:, None]).sum(-1) / 2
-    out: Tensor = (logits.softmax(-1).mean(1) + epsilon) * values.double().norm(dim=-1)
+    out: Tensor = (logits.softmax(-1).mean(1) + epsilon) * widened(values).norm(dim=-1)
     return out
 
 

@@ -22,4 +22,4 @@ def column_sums(queries: Tensor, keys: Tensor) -> Tensor:
     logits = (q @ k.transpose(1, 2)).view(kv_heads, group, n, slots)
     hidden = torch.ones(n, n, dtype=torch.bool, device=keys.device).triu(1)
     logits[..., slots - n :].masked_fill_(hidden, float("-inf"))
-    return logits.softmax(-1).double().sum(2).mean(1)
+    return logits.softmax(-1).sum(2, dtype=torch.float64).mean(1)
