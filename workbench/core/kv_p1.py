@@ -105,7 +105,7 @@ def that_fit(
             if isinstance(made, Recipe):
                 quality_plans(session.plan, planned(checked(made)), session.facts, settings)
         except PlanError as error:
-            left_out.append(f"{name} is left out: {'; '.join(c.remedy for c in error.conflicts)}")
+            left_out.append(f"{name} is left out: {'; '.join(map(str, error.conflicts))}")
         else:
             fit[name] = made
     return fit, tuple(left_out)

@@ -23,6 +23,7 @@ from workbench.kv.cachegen.levels import DELTA_LEVELS, LEVELS, Level, alphabets
 from workbench.kv.kvtc import config as kvtc_options
 from workbench.kv.kvtc.artefact import Calibration
 from workbench.kv.kvtc.codec import Kvtc
+from workbench.kv.kvtc.graded import Graded, grades
 from workbench.kv.kvtc.joint import JointRows
 from workbench.models.decoder import Decoder
 from workbench.models.progress import Cancel, Progress
@@ -119,6 +120,38 @@ def kvtc_method(codec: Kvtc) -> Prepared:
     return Prepared(run, f"{codec.key}/{codec.entropy}", codec.shared_bytes, clock)
 
 
+def graded(bench: Bench, configs: Sequence[kvtc_options.GradedConfig]) -> list[Prepared]:
+    """KVTC by age at several options, calibrated once."""
+    calibration, joint = kvtc_calibrated(bench), JointRows(bench.decoder.config)
+    model, out = bench.decoder.weights.fingerprint, []
+    for c in configs:
+        codec = Graded(
+            calibration,
+            joint,
+            model,
+            grades(c.near),
+            (c.k_ratio, c.v_ratio),
+            sinks=c.sinks,
+            window=c.window,
+            entropy=c.entropy,  # type: ignore[arg-type]  # Kvtc refuses what is no stage
+        )
+        out.append(_graded_method(codec))
+    return out
+
+
+def _graded_method(codec: Graded) -> Prepared:
+    clock = Clock()
+
+    def run(rows: CachedRows) -> Reconstructed:
+        with clock.encoding():
+            payloads = codec.encode(rows)
+        with clock.decoding():
+            back = codec.decode(rows, payloads)
+        return Reconstructed(back, sum(map(len, payloads)), codec.exempt(rows))
+
+    return Prepared(run, codec.key, codec.shared_bytes, clock)
+
+
 def cachegen(bench: Bench, configs: Sequence[cachegen_options.Config]) -> list[Prepared]:
     """CacheGen at several levels, calibrated once."""
     codec = cachegen_codec(bench, [cachegen_options.level_of(c) for c in configs])
@@ -154,6 +187,9 @@ def cachegen_method(codec: CacheGen, config: cachegen_options.Config) -> Prepare
 
 STORAGE: dict[str, Storage] = {
     "kvtc": Storage(kvtc_options.Config, kvtc_options.SWEEP, kvtc, {"ratio": ("k_ratio", "v_ratio")}),
+    "kvtc_graded": Storage(
+        kvtc_options.GradedConfig, kvtc_options.GRADED_SWEEP, graded, {"ratio": ("k_ratio", "v_ratio")}
+    ),
     "cachegen": Storage(cachegen_options.Config, cachegen_options.SWEEP, cachegen, {"bins": ("k", "v")}),
 }
 

@@ -47,3 +47,21 @@ CLAIMS = (
 
 SWEEP = tuple(f"ratio={ratio}{stage}" for stage in ("", ",entropy=range") for ratio in (4, 8, 16, 32, 64))
 """Its points on a rate-distortion curve, with both entropy stages."""
+
+
+@dataclass(frozen=True)
+class GradedConfig:
+    """KVTC by age (:mod:`workbench.kv.kvtc.graded`): ratios before entropy coding, of coded tokens only."""
+
+    k_ratio: float = option(48.0, unit="×", low=2, high=256, help="Keys of tokens older than all grades.")
+    v_ratio: float = option(48.0, unit="×", low=2, high=256, help="Values of those.")
+    near: str = option(
+        "64x8/448x24", help="Grades, the newest first: TOKENSxRATIO, or TOKENSxKEYS:VALUES, tokens by 16."
+    )
+    sinks: int = option(4, unit="tokens", low=0, high=64, help="First tokens kept in 16 bits.")
+    window: int = option(0, unit="tokens", low=0, high=4096, help="Latest tokens kept in 16 bits.")
+    entropy: str = option("deflate", choices=("deflate", "range", "none"), help="As in kvtc.")
+
+
+GRADED_SWEEP = tuple(f"ratio={ratio}{stage}" for stage in ("", ",entropy=range") for ratio in (32, 64, 96))
+"""Points of KVTC by age."""
