@@ -22,6 +22,8 @@ OWN = {"40_attention_kernels": {"kernel", "build", "gpu_report"}}
 TOLD = {
     "00_start": "KV in use",
     "10_paged_kv": "found by radix tree",
+    "11_kv_formats": "Bits per element",
+    "12_kv_codecs": "tokens shuffled",
     "40_attention_kernels": "running max m",
 }
 SMOKE = {"model": "tiny", "profile": "smoke", "budget_s": 5.0, "seed": 3}

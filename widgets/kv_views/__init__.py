@@ -11,6 +11,7 @@ import importlib
 from typing import Any
 
 _WHERE = {
+    "compare_codes": "code_agreement",
     "compare_formats": "format_error",
     "draw_bytes": "byte_time",
     "draw_rates": "rate_distortion",
@@ -18,8 +19,11 @@ _WHERE = {
     "measure_hits": "page_use",
     "measure_points": "p1_points",
     "measure_use": "page_use",
+    "ratios_by_length": "length_ratio",
     "read_cache": "cache_rows",
+    "read_spectrum": "spectrum",
     "round_trips": "format_error",
+    "stream_context": "transfer_view",
     "watch_pages": "page_film",
 }
 
