@@ -1,16 +1,21 @@
-"""``workbench bench kv_bars``: what each KV technique must reach, and what must fail without a part of it."""
+"""``workbench bench kv_bars`` and ``kv_domains``: what KV techniques must reach, and on which text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from workbench.cli.generate import keep
 from workbench.cli.output import note, out, print_json
 from workbench.cli.tasks import SMALL_POOL, working
 from workbench.spec.errors import OptionError
 
-KV_BARS = "kv_bars"
+if TYPE_CHECKING:
+    from workbench.core.kv_bars import Row
+    from workbench.core.quality_windows import QualitySettings
+    from workbench.spec.run import Run
+
+KV_BARS, KV_DOMAINS = "kv_bars", "kv_domains"
 _SIZES = ("context", "score", "windows")
 
 
@@ -23,9 +28,7 @@ def kv_bars(
     json: bool,
 ) -> None:
     """Measure and print the table; points that are known are not measured again."""
-    unknown = [s for s in sizes if s not in _SIZES]
-    if unknown:
-        raise OptionError(f"{KV_BARS} has no size {unknown[0]!r}.", hint=f"Sizes are {', '.join(_SIZES)}.")
+    _check(KV_BARS, sizes)
     from workbench.core.kv_bars import bar_methods, bars_run, rows_of, submit_bars
     from workbench.core.kv_points import Points
     from workbench.core.quality_windows import QualitySettings
@@ -35,6 +38,52 @@ def kv_bars(
     with working(KV_BARS, model, limits=SMALL_POOL, **where) as (session, wait):
         found = wait(submit_bars(session, settings, only=only, points=Points()))
         run = bars_run(session, settings, found)
+    _show(run, [_bar_row(r) for r in rows_of(found)], settings, save, json)
+
+
+def kv_domains(
+    model: str,
+    only: tuple[str, ...],
+    sizes: Mapping[str, int],
+    where: Mapping[str, Any],
+    save: bool,
+    json: bool,
+) -> None:
+    """KVTC by domain of text, with the shipped calibration and with one of the other domains."""
+    _check(KV_DOMAINS, sizes)
+    from workbench.core.kv_domains import domains_run, submit_domains
+    from workbench.core.kv_points import Points
+    from workbench.core.quality_windows import QualitySettings
+
+    settings = QualitySettings(greedy=0, **sizes)
+    with working(KV_DOMAINS, model, limits=SMALL_POOL, **where) as (session, wait):
+        found = wait(submit_domains(session, settings, only=only, points=Points()))
+        run = domains_run(session, settings, found)
+    rows = []
+    for name in run.contestants:
+        numbers = {m: run.metric(f"{name}:{m}") for m in ("codec_ratio", "kl", "perplexity_change")}
+        forms = zip(("{:.2f}", "{:.4f}", "{:+.2f}"), numbers.values(), strict=True)
+        kl = numbers["kl"]
+        spread = "{:.3g} … {:.3g}".format(*kl.spread) if kl is not None and kl.spread else ""
+        rows.append((name, *(f.format(m.value) if m is not None else "–" for f, m in forms), spread, ""))
+    _show(run, rows, settings, save, json)
+
+
+def _check(name: str, sizes: Mapping[str, int]) -> None:
+    unknown = [s for s in sizes if s not in _SIZES]
+    if unknown:
+        raise OptionError(f"{name} has no size {unknown[0]!r}.", hint=f"Sizes are {', '.join(_SIZES)}.")
+
+
+def _bar_row(row: Row) -> tuple[str, ...]:
+    codec = f"{row.codec:.2f}" if row.codec is not None else "–"
+    met = "met" if row.met else "MISSED"
+    return row.technique, codec, f"{row.kl:.4f}", f"{row.change:+.2f}", row.bar, met
+
+
+def _show(
+    run: Run, rows: Sequence[tuple[str, ...]], settings: QualitySettings, save: bool, json: bool
+) -> None:
     saved, trouble = keep(run) if save else (False, "")
     if json:
         print_json({**run.to_dict(), "saved": saved})
@@ -43,14 +92,10 @@ def kv_bars(
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("technique", "codec ×", "KL", "ΔPPL %", "bar", ""):
+        for name in ("technique", "codec ×", "KL", "ΔPPL %", "", ""):
             table.add_column(name, justify="right" if name in ("codec ×", "KL", "ΔPPL %") else "left")
-        for row in rows_of(found):
-            codec = f"{row.codec:.2f}" if row.codec is not None else "–"
-            met = Text("met" if row.met else "MISSED", style="" if row.met else "bold")
-            table.add_row(
-                Text(row.technique), codec, f"{row.kl:.4f}", f"{row.change:+.2f}", Text(row.bar), met
-            )
+        for row in rows:
+            table.add_row(*(Text(cell, style="bold" if cell == "MISSED" else "") for cell in row))
         console = out()
         console.print(table)
         p = run.provenance

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench.cli import options as o
-from workbench.cli.bars import KV_BARS, kv_bars
+from workbench.cli.bars import KV_BARS, KV_DOMAINS, kv_bars, kv_domains
 from workbench.cli.generate import keep
 from workbench.cli.output import Meter, interruptible, note, print_json
 from workbench.cli.start import CANCELLED
@@ -25,10 +25,17 @@ if TYPE_CHECKING:
     from workbench.spec.run import Run
 
 ALL, PLAIN = "all", "plain"
+QUALITY = {KV_BARS: kv_bars, KV_DOMAINS: kv_domains}
+"""Benchmarks of bytes and quality, not of time; ``all`` leaves them out."""
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="A benchmark, or: all. An unknown name lists them.")] = ALL,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A benchmark, or: all. An unknown name lists them. Of quality: kv_bars, kv_domains."
+        ),
+    ] = ALL,
     use: o.Uses = [],  # noqa: B006 - the command-line library copies it
     recipe: o.RecipeFile = None,
     contestant: Annotated[
@@ -56,11 +63,11 @@ def bench(
     recipes = contestants(use, recipe, contestant)
     sizes = sizes_of(size)
     o.set_threads(threads)
-    if name == KV_BARS:
+    if name in QUALITY:
         if recipes or peer:
-            raise OptionError(f"{KV_BARS} has methods of its own.", hint="Choose among them with --cell.")
+            raise OptionError(f"{name} has methods of its own.", hint="Choose among them with --cell.")
         where = {"dtype": dtype.value, "numerics": numerics.value, "device": device}
-        kv_bars(model, tuple(cell), sizes, where, save, json)
+        QUALITY[name](model, tuple(cell), sizes, where, save, json)
         return
     from workbench.core.benchmark import BENCHES, BenchSettings
 
