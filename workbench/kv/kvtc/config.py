@@ -45,7 +45,11 @@ CLAIMS = (
     ),
 )
 
-SWEEP = tuple(f"ratio={ratio}{stage}" for stage in ("", ",entropy=range") for ratio in (4, 8, 16, 32, 64))
+SWEEP = tuple(
+    f"k_ratio={ratio},v_ratio={ratio}{stage}"
+    for stage in ("", ",entropy=range")
+    for ratio in (4, 8, 16, 32, 64)
+)
 """Its points on a rate-distortion curve, with both entropy stages."""
 
 

@@ -93,6 +93,7 @@ SPEC = TechniqueSpec(
     ),
     paper="https://arxiv.org/abs/2510.11236",
     claims_slot=("kv_format",),
+    sweep=("schedule=none", "eta2=0,schedule=none", "", "target=1.5"),
     claims=(
         Claim(
             "LongBench 41.98 on average at 1.38 bits, KIVI 39.86 at 2 bits.",
