@@ -289,9 +289,14 @@ def build_kv(
 
 
 def build_engine(
-    plan: Plan, decoder: Decoder, kv: KVCache, make_stream: MakeStream | None, eos_ids: tuple[int, ...]
+    plan: Plan,
+    decoder: Decoder,
+    kv: KVCache,
+    make_stream: MakeStream | None,
+    eos_ids: tuple[int, ...],
+    selector: KVSelector | None = None,
 ) -> Engine:
-    """An idle engine for the plan on an existing (idle) KV cache."""
+    """An idle engine for the plan on an existing (idle) KV cache; ``selector`` in place of the plan's."""
     config, codec, op = decoder.config, kv.stores[0].codec, attention_op(plan, decoder.config)
     decoder.reserve(plan.limits.max_context)  # now, so that the bytes shown are all that will be held
     budget = _bound(plan, "scheduler", config)
@@ -301,7 +306,7 @@ def build_engine(
         max_batch_tokens=budget if budget is not None else plan.limits.max_batch_tokens,
         boundaries=_boundaries(plan, codec, op),
     )
-    drafter, selector = _bound(plan, "drafter", config), kv_selector(plan, config)
+    drafter, selector = _bound(plan, "drafter", config), selector or kv_selector(plan, config)
     verify = None
     if drafter is not None:
         rule = catalog.get("verify")
@@ -334,10 +339,13 @@ def build_engine(
     )
 
 
-def standalone_engine(plan: Plan, decoder: Decoder) -> Engine:
-    """An engine for measuring: a KV pool of its own, on a decoder that may be shared; it makes no text."""
+def standalone_engine(plan: Plan, decoder: Decoder, selector: KVSelector | None = None) -> Engine:
+    """An engine for measuring: a KV pool of its own, on a decoder that may be shared; it makes no text.
+
+    ``selector`` takes the place of the plan's: one that is no technique, to compare with.
+    """
     with torch.inference_mode():
-        return build_engine(plan, decoder, build_kv(plan, decoder), None, ())
+        return build_engine(plan, decoder, build_kv(plan, decoder), None, (), selector)
 
 
 def namespace(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from workbench.core import catalog
-from workbench.core.build import context_of
+from workbench.core.build import context_of, standalone_engine
 from workbench.core.kv_prepared import Prepared
 from workbench.core.kv_storage_methods import (
     Bench,
@@ -33,6 +33,7 @@ from workbench.kv.kvtc.artefact import Calibration
 from workbench.kv.kvtc.codec import Kvtc
 from workbench.kv.kvtc.joint import JointRows
 from workbench.kv.kvtc.plan import truncated_plan
+from workbench.kv.selection.baseline import RandomConfig, random_selector
 
 PAGE = 64
 LARGE, SMALL = 1024.0, 2.0**-8
@@ -140,6 +141,15 @@ def cachegen_exact_anchors(bench: Bench) -> Prepared:
     return Prepared(run, f"cachegen/exact anchors/{level}/{config.chunk}")
 
 
+def curdkv_random(bench: Bench) -> Prepared:
+    """CurDKV's number of tokens drawn at random, for each layer and head; recent ones kept as well."""
+    selector = random_selector(RandomConfig(recent=64))
+    plan = replace(bench.plan, provides=(*bench.plan.provides, "paged"))  # what is dropped is freed by pages
+    return Prepared(
+        None, f"{selector.key}/engine", engine=lambda: standalone_engine(plan, bench.decoder, selector)
+    )
+
+
 ABLATIONS: dict[str, Callable[[Bench], Prepared]] = {
     "fp8, scale 1, K × 1024": fp8_unit_large,
     "nvfp4, scale 1, rows × 2^-8": fp4_unit_small,
@@ -150,6 +160,7 @@ ABLATIONS: dict[str, Callable[[Bench], Prepared]] = {
     "kvtc 32×, no bit program": kvtc_no_program,
     "cachegen, pooled tables": cachegen_pooled,
     "cachegen delta, exact anchors": cachegen_exact_anchors,
+    "curdkv, random tokens": curdkv_random,
 }
 
 

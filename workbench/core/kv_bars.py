@@ -79,8 +79,11 @@ CHECKS = (
     Check("cachegen:delta=true", "cachegen:k=32/32/32,v=32/32/32", "codec_ratio", 1.0),
     Check("cachegen:delta=true", "cachegen:k=32/32/32,v=32/32/32", "kl", 1.0),
     Check("cachegen delta, exact anchors", "cachegen:delta=true", "row_error", 1.0),
+    Check("curdkv, random tokens", "curdkv:recent=64,score=value", "kl", 1.0),
+    Check("knorm:recent=64", "curdkv:recent=64,score=value", "kl", 1.0),
 )
-"""The last but two and one together: another level without deltas is smaller and better, so deltas lose."""
+"""CacheGen's deltas: another level without them is smaller and better, so they lose. CurDKV: recent tokens
+are kept everywhere, for most of what selectors differ by on plain text is how many of those they keep."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ Score = Callable[[int, CachedLayer], Tensor]
 """Scores [Hkv, S] of a layer's cached tokens, higher is kept; a pure function."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Selector:
     """:class:`workbench.engine.selection.KVSelector` of a technique; ``start`` makes state for a budget."""
 
