@@ -69,6 +69,7 @@ CHECKS = (
     Check("nvfp4, scale 1, rows × 2^-8", "kv_fp4", "kl", 1.5),
     Check("kv_fp4:format=mxfp4", "kv_fp4", "kl", 1.8),
     Check("kivi 2 bits, K per token", "kivi:bits=2", "kl", 1.5),
+    Check("xquant:eta2=0,schedule=none", "xquant:schedule=none", "kl", 1.13),
     Check("kvtc 8×, no sinks", "kvtc:ratio=8", "kl", 10),
     Check("kvtc 16×, basis per head", "kvtc:ratio=16", "kl", 10),
     Check("kvtc 16×, basis per layer", "kvtc:ratio=16", "kl", 10),
