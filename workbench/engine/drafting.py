@@ -27,25 +27,25 @@ class Drafting:
     def __init__(self, drafter: Drafter | None, runner: DraftRunner | None = None) -> None:
         self.drafter = drafter
         self.runner = runner
+        self._shown = drafter if isinstance(drafter, FeatureDrafter) else None
         self._known: set[int] = set()
 
     @property
     def features(self) -> tuple[int, ...]:
         """Layers whose input the drafter is shown."""
-        return self.drafter.features if isinstance(self.drafter, FeatureDrafter) else ()
+        return self._shown.features if self._shown is not None else ()
 
     def meet(self, seq: Sequence) -> None:
         """A sequence is about to be run: a drafter that is shown hidden states knows it from now on."""
-        if self.features and seq.id not in self._known:
+        if self._shown is not None and seq.id not in self._known:
             self._begin(seq)
 
     def observe(self, seq: Sequence, start: int, rows: Seq[int], captured: Mapping[int, Tensor]) -> None:
         """Show the hidden states of newly committed tokens: ``rows`` of ``captured``, by layer."""
-        if isinstance(self.drafter, FeatureDrafter) and rows:
-            first = captured[self.drafter.features[0]]
-            index = torch.tensor(rows, device=first.device)
-            own = [captured[layer].index_select(0, index) for layer in self.drafter.features]
-            self.drafter.observe(seq.id, start, own)
+        if self._shown is not None and rows:
+            streams = [captured[layer] for layer in self._shown.features]
+            index = torch.tensor(rows, device=streams[0].device)
+            self._shown.observe(seq.id, start, [stream.index_select(0, index) for stream in streams])
 
     @property
     def max_draft(self) -> int:
