@@ -134,8 +134,10 @@ def test_lossy_compositions_lose_the_same(lab: ModuleType, family: str, feature:
     prompts = lab.prompts_of(5, seed=4, low=30, high=70)
     alone = run(lab, feature, family=family, prompts=prompts)
     both = run(lab, "compiled", feature, family=family, prompts=prompts)
-    noise = judge(prompts, alone, both)
-    assert noise < 1.0
+    assert judge(prompts, alone, both) > 0
+    if feature != "adacurdkv":  # which keeps other tokens where two score alike
+        exact = run(lab, feature, family=family, prompts=prompts, dtype="float64")
+        assert distance(prompts, exact, both) <= 2 * distance(prompts, exact, alone) + 0.1
     path = both[2].steps[0].path
     assert "attention:compiled-pages" in path
     assert ("linear:compiled bf16" in path) == (feature != "rtn")

@@ -1,8 +1,8 @@
-"""Attention of the ``compiled`` technique: decodes and drafts where the pages lie, long chunks as products.
+"""Attention of the ``compiled`` technique: drafts and decodes where the pages lie, long chunks as products.
 
-A decode or draft reads keys and values once per sequence; scores, softmax and sums are float32, and each thread
-takes an equal share of all pages, also of a single long sequence. For a long chunk pages become operands of
-products once per layer, with weights rounded to bfloat16. Fast class: the order of summation
+A decode or draft reads keys and values once per sequence; scores, softmax and sums are float32, and each
+thread takes an equal share of all pages, also of a single long sequence. For a long chunk pages become
+operands of products once per layer, with weights rounded to bfloat16. Fast class: the order of summation
 depends on the number of threads and on the batch.
 """
 
