@@ -23,7 +23,8 @@ def row_norms(x: Tensor) -> Tensor:
 def projection(dim: int, rank: int, seed: int, layer: int) -> Tensor:
     """Gaussian float32 [dim, rank] with variance 1/rank, so that norms are kept on average."""
     draw = torch.Generator().manual_seed((seed << 20) + layer)
-    return torch.randn(dim, rank, generator=draw) / rank**0.5
+    scale: float = rank**-0.5
+    return torch.randn(dim, rank, generator=draw) * scale
 
 
 def projected_norms(x: Tensor, matrix: Tensor) -> Tensor:
