@@ -182,14 +182,14 @@ def test_of_a_real_context_bytes_fall_with_the_level(tiny: Any, cache: Any) -> N
 
 def test_codes_of_neighbours_are_at_chance_and_a_copy_is_not(tiny: Any, cache: Any) -> None:
     found = compare_codes(tiny, cache.rows)
-    assert found.tokens == 256 and list(found.pairs) == [(0, 1), (2, 3)]
-    for side in found.found:
+    assert found.codes.tokens == 256 and list(found.codes.pairs) == [(0, 1), (2, 3)]
+    for side in found.codes.whole:
         assert abs(side.kappa) < 0.05
         assert float(side.observed[:2].sum()) > 0.75  # the premise, and it says nothing
     k, v = list(cache.rows.k), list(cache.rows.v)
     k[1], v[1] = k[0], v[0]
     same = compare_codes(tiny, type(cache.rows)(tuple(k), tuple(v), cache.rows.positions))
-    assert same.pairs[0, 1][0].kappa == pytest.approx(1.0)
+    assert same.codes.pairs[0, 1][0].kappa == pytest.approx(1.0)
     assert len(json.loads(found.figure("light").to_json())["data"]) == 6
     assert "measured" in found.table().to_text()
 
