@@ -62,7 +62,7 @@ DIMENSIONS: dict[str, tuple[Any, ...]] = {
     "chunk": (0, 1, 7, 64),
     "reuse": ("cold", "warm", "radix", "evicted", "preempted"),
     "batch": (1, 5, 16),
-    "draft": ("", "ngram", "chain", "tree"),
+    "draft": ("", "ngram", "suffix", "chain", "tree"),
     "seeded": (False, True),
     "samples": (1, 3),
     "codec": ("", "kv_fp8", "kv_int8", "kv_fp4", "kivi", "xquant"),
@@ -156,7 +156,9 @@ def recipe_of(case: Case) -> list[str]:
         uses.append("prefix_cache")
     if case.reuse == "radix":
         uses.append("radix_cache")
-    if case.draft:
+    if case.draft == "suffix":
+        uses += ["suffix:k=6,offset=2,tree=true", "goodput:probe=2"]
+    elif case.draft:
         uses.append("ngram:k=4")
     if case.codec in PAGED:
         page = case.pages or 64
