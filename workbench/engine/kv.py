@@ -72,14 +72,17 @@ class KVCache:
             return Match([])
         return self.windows.whole(self.index.match(seq.tokens, self._namespace(seq), self._limit(seq)))
 
-    def admit(self, seq: Sequence, slots: int) -> bool:
+    def admit(self, seq: Sequence, slots: int, *, heads: bool = True) -> bool:
         """Give a sequence pages for ``slots`` slots, reusing cached ones; False if it must wait.
 
-        A page of which only the head is wanted is copied: its rows behind are another prompt's.
+        A page of which only the head is wanted is copied, since its rows behind are another prompt's; when
+        there is no room for both (or not ``heads``), it is done without.
         """
         full, partial, rows = self.match(seq)
         found = self._cold_run(seq, len(full))
-        if partial is not None and (found or not all(store.copies_rows for store in self.stores)):
+        if partial is not None and (
+            found or not heads or not all(store.copies_rows for store in self.stores)
+        ):
             partial, rows = None, 0
         held = [*full, partial] if partial is not None else full
         seen = [self.windows.behind(g, len(full) * self.page_size + rows) for g in range(len(self.pools))]
@@ -91,7 +94,7 @@ class KVCache:
         if fresh is None:
             for pool, pages in zip(self.pools, shared, strict=True):
                 pool.release(pages)
-            return False
+            return partial is not None and self.admit(seq, slots, heads=False)
         if partial is not None:
             for pool, store, pages, own in zip(self.pools, self.stores, shared, fresh, strict=True):
                 source = pages.pop()
