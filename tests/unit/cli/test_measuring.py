@@ -110,20 +110,13 @@ def test_a_text_that_is_too_short(workbench: Command, tmp_path: Path, protocol: 
     assert done.status == 4 and "tokens" in done.json["message"]
 
 
-def test_a_sweep_killed_in_the_middle_goes_on(workbench: Command, cache: Path) -> None:
-    arguments = (
-        "sweep",
-        "kv",
-        "--technique",
-        "kv_fp8",
-        "--technique",
-        "kv_int8",
-        *SMALL,
-        "--windows",
-        "8",
-        "--json",
-    )
-    code = "import sys; from workbench.cli.main import main; sys.exit(main(sys.argv[1:]))"
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_a_sweep_stopped_in_the_middle_goes_on(
+    workbench: Command, cache: Path, sent: int, status: int
+) -> None:
+    arguments = ("sweep", "kv", "--technique", "kv_fp8", "--technique", "kv_int8", *SMALL)
+    arguments += ("--windows", "8", "--json")
+    code = "import sys; from workbench.cli.start import main; sys.argv[0] = 'workbench'; sys.exit(main())"
     path = cache / "points" / "p1.jsonl"
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
@@ -134,7 +127,8 @@ def test_a_sweep_killed_in_the_middle_goes_on(workbench: Command, cache: Path) -
         deadline = time.monotonic() + 120
         while not path.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(sent)
+    assert process.returncode == status
     before = path.read_bytes()
     done = workbench(*arguments)
     assert done.status == 0 and len(done.json["runs"]) == 5 and done.json["frontier"]

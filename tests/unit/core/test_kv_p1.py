@@ -109,6 +109,27 @@ def test_a_page_format_codes_whole_pages_and_counts_what_it_does_not():
     assert token.exempt == 0 and token.payload == 2 * 45 * 2 * 2 * (32 + 2)
 
 
+def test_fewer_rows_may_come_back_and_stand_for_what_an_engine_keeps(lab, open_session):
+    """Sinks and recent rows given back by a round trip: what StreamingLLM's selection leaves in an engine."""
+    kept = torch.cat([torch.arange(4), torch.arange(69 - 30, 69)])  # half of 69 rows, rounded down
+
+    def drops(rows: CachedRows) -> Reconstructed:
+        def some(side):
+            return tuple(x[kept] for x in side)
+
+        left = CachedRows(some(rows.k), some(rows.v), rows.positions[kept])
+        return Reconstructed(left, left.nbytes_16bit())
+
+    methods = {"rows": drops, "engine": Recipe.of("streaming_llm:keep=0.5,rerotate=false"), "same": identity}
+    found = submit_p1(open_session(), methods, ids=ids(200), settings=SETTINGS).result(WAIT)
+    rows, engine = found["rows"], found["engine"]
+    assert [len(w.kl) for w in rows.windows] == [20, 20]
+    for a, b in zip(rows.windows, engine.windows, strict=True):
+        assert a.nll == pytest.approx(b.nll, abs=1e-4) and max(a.kl) > 1e-6
+    assert rows.results[0].error is None and found["same"].results[0].error == 0
+    assert rows.ratio(whole=True) == pytest.approx(69 / len(kept))
+
+
 def test_recipes_are_measured_in_a_session_with_progress(open_session):
     session = open_session()
     job = submit_p1(
