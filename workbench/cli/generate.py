@@ -17,11 +17,13 @@ import typer
 from workbench.cli import options as o
 from workbench.cli.output import Meter, interruptible, note, print_json
 from workbench.cli.start import CANCELLED, HINT, MESSAGE
+from workbench.cli.tasks import finished
 from workbench.spec.errors import Cancelled, EmptyPrompt, RequestError, WorkbenchError
 from workbench.spec.events import Event, JobEvent, RequestEvent
 
 if TYPE_CHECKING:
     from workbench.core.runner import RequestJob
+    from workbench.core.saved_cache import Resumed
     from workbench.core.session import Session
     from workbench.spec.run import Run
 
@@ -62,6 +64,10 @@ def run(
     threads: o.Threads = None,
     kv_pool_tokens: o.PoolTokens = o.DEFAULT_POOL,
     max_context: o.MaxContext = 0,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on from a conversation that save-cache wrote; the prompt is what comes next."),
+    ] = None,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Keep the run in the run store.")] = True,
     json: o.Json = False,
 ) -> None:
@@ -96,9 +102,10 @@ def run(
         Session(model, wanted, **where) as session,
         interruptible() as cancel,
     ):
-        made = _generate(session, text, chat, params, meter, cancel, stream=not json)
+        resumed = finished(session.resume(resume), cancel) if resume is not None else None
+        made = _generate(session, text, chat, params, meter, cancel, stream=not json, resumed=resumed)
         saved, trouble = keep(made) if save else (False, "")
-        show(made, saved, trouble, json)
+        show(made, saved, trouble, json, resumed)
     if cancel.is_set() or made.state == "cancelled":
         raise typer.Exit(CANCELLED)
 
@@ -159,6 +166,7 @@ def _generate(
     cancel: threading.Event,
     *,
     stream: bool,
+    resumed: Resumed | None = None,
 ) -> Run:
     arrivals: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
 
@@ -169,10 +177,13 @@ def _generate(
             meter(event.done / event.total, event.message)
 
     session.listen(listen)
-    asked, params, notice = prepared(session, text, chat, params)
+    if resumed is None:
+        asked, params, notice = prepared(session, text, chat, params)
+    else:  # a saved conversation goes on as it is
+        asked, notice = [*resumed.ids, *session.tokenizer.encode(text)], ""
     if notice:
         note(f"note: {notice}")
-    job = session.submit(asked, params)
+    job = session.submit(asked, params, salt=resumed.salt if resumed is not None else "")
     _pump(job, arrivals, meter, cancel, stream)
     if stream and params.n == 1:
         print(flush=True)
@@ -223,15 +234,18 @@ def keep(made: Run) -> tuple[bool, str]:
     return False, trouble
 
 
-def show(made: Run, saved: bool, trouble: str, json: bool) -> None:
+def show(made: Run, saved: bool, trouble: str, json: bool, resumed: Resumed | None = None) -> None:
     """The run as one JSON object (its steps stay in the store), or as tables."""
     if json:
         data = made.to_dict()
         data.pop("steps")
-        print_json({"text": made.text, "token_ids": made.token_ids, **data, "saved": saved})
+        told = {"resumed": resumed.to_dict()} if resumed is not None else {}
+        print_json({"text": made.text, "token_ids": made.token_ids, **data, **told, "saved": saved})
     else:
         from workbench.cli.summary import print_summary
 
         print_summary(made, saved)
+    if resumed is not None and resumed.lossy and not json:
+        note(f"note: {resumed.cached:,} cached tokens came back through {resumed.codec}, with its losses.")
     if trouble:
         note(f"note: {trouble}" if saved else f"note: the run was not saved: {trouble}")

@@ -23,6 +23,7 @@ from workbench.cli import (
     kernels,
     launch,
     measuring,
+    saving,
     stored,
     sweeping,
 )
@@ -78,6 +79,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": catalogue.list_techniques,
     "plan": catalogue.plan_recipe,
     "run": generate.run,
+    "save-cache": saving.save_cache,
     "measure": measuring.measure,
     "sweep": sweeping.sweep,
     "bench": benching.bench,
