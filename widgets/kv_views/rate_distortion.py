@@ -20,8 +20,19 @@ from workbench.widgets.table import Table
 Ratio = Literal["codec", "whole"]
 
 # Colours that stay apart for every kind of sight (Okabe and Ito), and marks that stay apart without them.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7c8796")
-_MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "hexagon", "triangle-down")
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a63c9", "#a08448", "#7c8796")
+_MARKS = (
+    "circle",
+    "square",
+    "diamond",
+    "cross",
+    "triangle-up",
+    "x",
+    "star",
+    "hexagon",
+    "triangle-down",
+    "bowtie",
+)
 
 
 def draw_rates(found: Iterable[Run | RatePoint], live: RatePoint | Run | None = None) -> Rates:
@@ -69,7 +80,10 @@ class Rates:
             self._add(out, [self.live], f"now: {self.live.method}", ratio, "#d9822b", "star-open", 16)
         out.update_xaxes(type="log")
         out.update_yaxes(type="log")
-        out.update_layout(height=440)
+        out.update_layout(
+            height=440,
+            legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"},
+        )
         return out
 
     def table(self) -> Table:
