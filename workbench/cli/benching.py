@@ -71,6 +71,10 @@ def bench(
         return
     from workbench.core.benchmark import BENCHES, BenchSettings
 
+    if name not in (ALL, *BENCHES):
+        raise OptionError(
+            f"{name!r} is no benchmark.", hint=f"Choose one of {', '.join((*BENCHES, *QUALITY))}, or {ALL}."
+        )
     wanted = [
         BenchSettings(
             name=each,
