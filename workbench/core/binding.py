@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import CDLL
 from dataclasses import dataclass
 
 import torch
@@ -23,3 +24,4 @@ class BindContext:
     page_size: int
     kv_ranges: KVRanges | None = None  # these two: of techniques that are calibrated, once it was measured
     kv_sharing: SharingHarm | None = None
+    kernels: CDLL | None = None  # of the plan's ``compiled``

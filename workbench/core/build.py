@@ -210,7 +210,8 @@ def kv_codec(
 ) -> KVCodec:
     """The plan's KV format, calibrated if it asks for it; ``Cancelled`` while calibrating."""
     config = decoder.config
-    bound: Any = _bound(plan, "kv_codec", config)
+    kernels = _bound(plan, "kernels", config)
+    bound: Any = _bound(plan, "kv_codec", config, kernels=kernels)
     codec: KVCodec = bound if bound is not None else _plain_codec(plan)
     if codec.calibration == "none":
         return codec
@@ -229,7 +230,7 @@ def kv_codec(
         if codec.calibration == "ranges"
         else {"kv_sharing": sharing_harm(decoder, op, bound, **where)}
     )
-    calibrated: KVCodec = _bound(plan, "kv_codec", config, **measured)
+    calibrated: KVCodec = _bound(plan, "kv_codec", config, kernels=kernels, **measured)
     return calibrated
 
 

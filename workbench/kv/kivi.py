@@ -11,13 +11,15 @@ together when it is full, so what a query sees is a function of absolute positio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from ctypes import CDLL
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.kv.compiled import decode_groups, kernels_of, usable
 from workbench.kv.constants import NoConstants
 from workbench.numerics.affine import affine_codes, affine_parameters
 from workbench.numerics.packing import pack
@@ -124,6 +126,7 @@ class KiviCodec(NoConstants):
     residual: int = 128
     grain: Literal["token", "page"] = "page"
     in_place: bool = False
+    kernels: CDLL | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 4):
@@ -186,10 +189,13 @@ class KiviCodec(NoConstants):
     def decode(self, planes: Mapping[str, Tensor], pages: Tensor, k: Tensor, v: Tensor) -> None:
         """Decode pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]."""
         for name, decode, out in (("k", decode_keys, k), ("v", decode_values, v)):
+            if usable(self.kernels, out):
+                decode_groups(self.kernels, planes, (name, name), self.bits, pages, out)
+                continue
             codes, low, step = (planes[f"{name}{p}"].index_select(0, pages) for p in ("", "_min", "_step"))
             decode(codes, low, step, self.bits, out)
 
 
-def bind(config: Config, context: object) -> KiviCodec:
+def bind(config: Config, context: Any) -> KiviCodec:
     """The codec; sizes are checked here, so that a bad pair never reaches a page."""
-    return KiviCodec(config.bits, config.group, config.residual)
+    return KiviCodec(config.bits, config.group, config.residual, kernels=kernels_of(context))

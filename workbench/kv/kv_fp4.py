@@ -9,7 +9,9 @@ exact in the codes. Pages are laid out as the kernels read them (:mod:`workbench
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import CDLL
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 from workbench.engine.seams import PageGeometry, PlaneSpec
 from workbench.kernels.layouts.kv_fp4 import BLOCK, Kind, layout, quantize
 from workbench.kernels.layouts.pages import PageLayout
+from workbench.kv.compiled import decode_nibbles, kernels_of, usable
 from workbench.kv.ranges import KVRanges, rotation, variant
 from workbench.kv.rows import RowIndex
 from workbench.numerics.e4m3 import LARGEST, e4m3_as_half
@@ -109,6 +112,7 @@ class Fp4Codec:
     ranges: KVRanges | None = field(default=None, compare=False, repr=False)
     factors: tuple[float, float] = (1.0, 1.0)
     means: Tensor | None = field(default=None, compare=False, repr=False)
+    kernels: CDLL | None = field(default=None, compare=False, repr=False)
     grain: Literal["token", "page"] = "token"
     in_place: bool = False
     _rows: RowIndex = field(default_factory=RowIndex, compare=False, repr=False)
@@ -194,6 +198,11 @@ class Fp4Codec:
 
     def decode(self, planes: Mapping[str, Tensor], pages: Tensor, k: Tensor, v: Tensor) -> None:
         """Decode pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]; float32 inside, rounded once."""
+        if usable(self.kernels, k) and usable(self.kernels, v) and not self.rotate and self.means is None:
+            for name, out, factor in (("k", k, self.factors[0]), ("v", v, self.factors[1])):
+                table = _steps_of_bytes(self.kind, factor)
+                decode_nibbles(self.kernels, planes[name], planes[f"{name}_scale"], table, pages, out)
+            return
         codes = _pages_of(planes, ("k", "v"), pages)
         scale = _pages_of(planes, ("k_scale", "v_scale"), pages)
         factors = self._factors(k.device, 1)
@@ -218,6 +227,15 @@ def _pages_of(planes: Mapping[str, Tensor], names: tuple[str, str], pages: Tenso
     return out.view(dtype)
 
 
+@lru_cache(maxsize=1024)
+def _steps_of_bytes(kind: Kind, factor: float) -> Tensor:
+    """What each byte of a block scale stands for, float32 [256]."""
+    every = torch.arange(256, dtype=torch.uint8)
+    if kind == "nvfp4":
+        return e4m3_as_half(every).float().mul_(factor * 256.0)
+    return torch.exp2(every.float() - 127)
+
+
 def bind(config: Config, context: Any) -> Fp4Codec:
     """The codec, with the context's ranges once those were measured."""
     return Fp4Codec(
@@ -226,4 +244,5 @@ def bind(config: Config, context: Any) -> Fp4Codec:
         config.rotate,
         config.affine,
         ranges=context.kv_ranges,
+        kernels=kernels_of(context),
     )

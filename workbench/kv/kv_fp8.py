@@ -9,6 +9,7 @@ of drafts stay exact in the codes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import CDLL
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.kv.compiled import decode_bytes, kernels_of, usable
 from workbench.kv.ranges import KVRanges
 from workbench.kv.rows import RowIndex
 from workbench.numerics.affine import symmetric_scale
@@ -103,6 +105,7 @@ class Fp8Codec:
     scaling: Scaling = "token"
     ranges: KVRanges | None = field(default=None, compare=False, repr=False)
     steps: Tensor | None = field(default=None, compare=False, repr=False)
+    kernels: CDLL | None = field(default=None, compare=False, repr=False)
     grain: Literal["token", "page"] = "token"
     in_place: bool = False
     _rows: RowIndex = field(default_factory=RowIndex, compare=False, repr=False)
@@ -174,6 +177,10 @@ class Fp8Codec:
     def decode(self, planes: Mapping[str, Tensor], pages: Tensor, k: Tensor, v: Tensor) -> None:
         """Decode pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]."""
         for i, (name, out) in enumerate((("k", k), ("v", v))):
+            if usable(self.kernels, out):
+                steps = self.steps[i].contiguous() if self.steps is not None else None
+                decode_bytes(self.kernels, planes[name], planes.get(f"{name}_scale"), steps, pages, out)
+                continue
             codes = planes[name].view(torch.uint8).index_select(0, pages)
             scale = None
             if self.scaling == "token":
@@ -186,4 +193,5 @@ class Fp8Codec:
 def bind(config: Config, context: Any) -> Fp8Codec:
     """The codec, with the context's ranges once those were measured."""
     scaling = next(s for s in get_args(Scaling) if s == config.scale)
-    return Fp8Codec(scaling, ranges=context.kv_ranges if scaling in ("head", "layer") else None)
+    ranges = context.kv_ranges if scaling in ("head", "layer") else None
+    return Fp8Codec(scaling, ranges, kernels=kernels_of(context))

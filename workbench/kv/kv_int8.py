@@ -8,13 +8,15 @@ prefix sharing, chunking and rollback of drafts stay exact in the codes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import CDLL
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.kv.compiled import decode_bytes, kernels_of, usable
 from workbench.kv.constants import NoConstants
 from workbench.kv.rows import RowIndex
 from workbench.numerics.affine import symmetric_scale
@@ -66,6 +68,7 @@ class Int8Codec(NoConstants):
     grain: Literal["token", "page"] = "token"
     in_place: bool = False
     key: str = "kv_int8/1"
+    kernels: CDLL | None = field(default=None, compare=False, repr=False)
     _rows: RowIndex = field(default_factory=RowIndex, compare=False, repr=False)
 
     def planes(self, geometry: PageGeometry) -> tuple[PlaneSpec, ...]:
@@ -97,9 +100,12 @@ class Int8Codec(NoConstants):
         """Dequantize pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]."""
         for name, out in (("k", k), ("v", v)):
             codes, scale = planes[name], planes[f"{name}_scale"]
+            if usable(self.kernels, out):
+                decode_bytes(self.kernels, codes, scale, None, pages, out)
+                continue
             dequantize(codes.index_select(0, pages), scale.index_select(0, pages), out)
 
 
-def bind(config: Config, context: object) -> Int8Codec:
-    """The codec; it needs nothing from the context."""
-    return Int8Codec()
+def bind(config: Config, context: Any) -> Int8Codec:
+    """The codec, with the compiled kernels where there are some."""
+    return Int8Codec(kernels=kernels_of(context))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.kv.compiled import kernels_of
 from workbench.kv.xquant.codec import XQuantCodec
 from workbench.kv.xquant.harm import SharingHarm
 from workbench.kv.xquant.schedule import Pair, Schedule, cheapest, from_layer, pairs_of, sides, widths
@@ -140,4 +141,5 @@ def bind(config: Config, context: Any) -> XQuantCodec:
         residual=config.residual,
         parameters="fit" if config.parameters == "fit" else "range",
         harm=harm,
+        kernels=kernels_of(context),
     )

@@ -8,6 +8,7 @@ live in one KV group.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import CDLL
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.kv.compiled import decode_groups, usable
 from workbench.kv.kivi import decode_keys, decode_values, encode_keys, encode_values
 from workbench.kv.xquant.harm import SharingHarm
 from workbench.kv.xquant.schedule import Schedule, Side
@@ -77,6 +79,7 @@ class XQuantCodec:
     grain: Literal["token", "page"] = "page"
     in_place: bool = False
     harm: SharingHarm | None = field(default=None, compare=False, repr=False)
+    kernels: CDLL | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.group < 8 or self.residual % self.group:
@@ -169,6 +172,9 @@ class XQuantCodec:
         """Decode pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]."""
         for name, side, decode, out in (("k", self.k, decode_keys, k), ("v", self.v, decode_values, v)):
             names = (f"{name}{side.bits}", f"{name}_min", f"{name}_step")
+            if usable(self.kernels, out):
+                decode_groups(self.kernels, planes, (names[0], name), side.bits, pages, out)
+                continue
             codes, low, step = (planes[n].index_select(0, pages) for n in names)
             decode(codes, low, step, side.bits, out)
 
