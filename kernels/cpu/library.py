@@ -21,9 +21,9 @@ _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c
 
 
 class Linear(ctypes.Structure):
-    """Weights [n, k] in panels, with an optional float32 bias [n]."""
+    """Weights [n, k] in panels, with an optional float32 bias [n]; ``bits`` 16, or 4 or 8 in groups."""
 
-    _fields_ = (("panels", _P), ("bias", _P), ("n", _I32), ("k", _I32))
+    _fields_ = (("panels", _P), ("bias", _P), *((name, _I32) for name in ("n", "k", "bits", "group")))
 
 
 class Layer(ctypes.Structure):

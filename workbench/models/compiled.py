@@ -18,7 +18,7 @@ from workbench.kernels.cpu.library import ACTIVATIONS, COLUMNS
 from workbench.models.block import Block, Rotation
 from workbench.models.cache import cache_dir
 from workbench.models.config import ModelConfig
-from workbench.models.packed import PackedLinear
+from workbench.models.packed import LinearFn, PackedLinear
 from workbench.models.plain import sixteen_bit
 from workbench.models.weightset import GATE_UP, HEAD, LayerWeights, Pack, WeightSet
 
@@ -34,7 +34,6 @@ class Native:
     struct: library.Linear
     panels: Tensor
     bias: Tensor | None
-    gated: bool = False
 
 
 def kernels() -> CDLL:
@@ -74,33 +73,68 @@ def linear(lib: CDLL, weight: Tensor, bias: Tensor | None, *, rounded: bool) -> 
     ``rounded``: sums are rounded to bfloat16, as those of layers are.
     """
     n, k = weight.shape
-    native = _native(lib, panels_of(sixteen_bit(weight)), bias, n, k)
-    address, run = addressof(native.struct), lib.linear
-
-    def fn(x: Tensor) -> Tensor:
-        x = _rows(x)
-        out = torch.empty(len(x), n)
-        scratch = torch.empty(len(x), k + k % 2, dtype=LOW)
-        run(address, len(x), x.data_ptr(), scratch.data_ptr(), out.data_ptr(), torch.get_num_threads())
-        return out.to(LOW) if rounded else out
-
-    return PackedLinear(fn, n, k, KERNEL, _held(native), native=native)
+    low = None if bias is None else bias.to(LOW)
+    native = native_linear(lib, panels_of(sixteen_bit(weight)), low, n, k)
+    run = plain_fn(native)
+    return PackedLinear(
+        (lambda x: run(x).to(LOW)) if rounded else run, n, k, KERNEL, held(native), native=native
+    )
 
 
 def gated_linear(lib: CDLL, weight: Tensor, bias: Tensor | None, activation: str) -> PackedLinear:
     """The fused gate and up rows ``weight`` [2F, H] with activation and product, bfloat16 [M, F]."""
     n, k = weight.shape
-    native = _native(lib, panels_of(taking_turns(sixteen_bit(weight))), bias, n, k, gated=True)
-    address, run, kind = addressof(native.struct), lib.gated, ACTIVATIONS[activation]
+    low = None if bias is None else bias.to(LOW)
+    native = native_linear(lib, panels_of(taking_turns(sixteen_bit(weight))), low, n, k)
+    return PackedLinear(
+        gated_fn(native, activation), n, k, f"{KERNEL}, {activation}", held(native), gated=True, native=native
+    )
+
+
+def native_linear(
+    lib: CDLL, panels: Tensor, bias: Tensor | None, n: int, k: int, bits: int = 16, group: int = 0
+) -> Native:
+    """Describe weights [n, k] in ``panels`` to the kernels; ``bias`` [n] of any dtype, or None."""
+    wide = None if bias is None else bias.to(HIGH).contiguous()
+    struct = library.Linear(panels.data_ptr(), None if wide is None else wide.data_ptr(), n, k, bits, group)
+    return Native(lib, struct, panels, wide)
+
+
+def gated_fn(native: Native, activation: str) -> LinearFn:
+    """Gate and up rows with activation and product: x [M, k] -> bfloat16 [M, n / 2]."""
+    n, k = native.struct.n, native.struct.k
+    address, run, kind = addressof(native.struct), native.kernels.gated, ACTIVATIONS[activation]
 
     def fn(x: Tensor) -> Tensor:
+        _ = native  # what the address leads to
         x = _rows(x)
         out = torch.empty(len(x), n // 2, dtype=LOW)
         scratch = torch.empty(len(x), k + k % 2, dtype=LOW)
         run(address, kind, len(x), x.data_ptr(), scratch.data_ptr(), out.data_ptr(), torch.get_num_threads())
         return out
 
-    return PackedLinear(fn, n, k, f"{KERNEL}, {activation}", _held(native), gated=True, native=native)
+    return fn
+
+
+def plain_fn(native: Native) -> LinearFn:
+    """x [M, k] -> float32 sums [M, n], bias added."""
+    n, k = native.struct.n, native.struct.k
+    address, run = addressof(native.struct), native.kernels.linear
+
+    def fn(x: Tensor) -> Tensor:
+        _ = native  # what the address leads to
+        x = _rows(x)
+        out = torch.empty(len(x), n)
+        scratch = torch.empty(len(x), k + k % 2, dtype=LOW)
+        run(address, len(x), x.data_ptr(), scratch.data_ptr(), out.data_ptr(), torch.get_num_threads())
+        return out
+
+    return fn
+
+
+def held(native: Native) -> tuple[Tensor, ...]:
+    """The tensors that the weights live in."""
+    return (native.panels,) if native.bias is None else (native.panels, native.bias)
 
 
 def is_compiled(weights: WeightSet, config: ModelConfig) -> bool:
@@ -120,10 +154,10 @@ def compiled_block(layer: LayerWeights, config: ModelConfig) -> Block:
     width, q_width, inner = heads + 2 * kv_heads, heads * dim, config.intermediate_size
     lib: CDLL = layer.qkv.native.kernels
     gains = [layer.attn_gain, layer.mlp_gain, layer.qk_gain, layer.attn_out_gain, layer.mlp_out_gain]
-    held = [None if gain is None else gain.to(HIGH).contiguous() for gain in gains]
+    wide_gains = [None if gain is None else gain.to(HIGH).contiguous() for gain in gains]
     struct = library.Layer(
         *(x.native.struct for x in layer.linears),
-        *(None if gain is None else gain.data_ptr() for gain in held),
+        *(None if gain is None else gain.data_ptr() for gain in wide_gains),
         eps=config.norm_eps,
         query_scale=config.query_scale,
         hidden=hidden_size,
@@ -155,7 +189,7 @@ def compiled_block(layer: LayerWeights, config: ModelConfig) -> Block:
         return qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
 
     def leave(out: Tensor, hidden: Tensor, keep: Tensor | None) -> Tensor:
-        _ = struct, held  # what the address leads to
+        _ = struct, wide_gains  # what the address leads to
         out, hidden = _rows(out), _rows(hidden)
         rows = len(hidden) if keep is None else len(keep)
         result = torch.empty(rows, hidden_size)
@@ -177,16 +211,6 @@ def compiled_block(layer: LayerWeights, config: ModelConfig) -> Block:
         return result
 
     return Block(enter, leave)
-
-
-def _native(lib: CDLL, panels: Tensor, bias: Tensor | None, n: int, k: int, *, gated: bool = False) -> Native:
-    wide = None if bias is None else bias.to(LOW).to(HIGH).contiguous()
-    struct = library.Linear(panels.data_ptr(), None if wide is None else wide.data_ptr(), n, k)
-    return Native(lib, struct, panels, wide, gated)
-
-
-def _held(native: Native) -> tuple[Tensor, ...]:
-    return (native.panels,) if native.bias is None else (native.panels, native.bias)
 
 
 def _rows(x: Tensor) -> Tensor:

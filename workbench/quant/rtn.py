@@ -8,15 +8,18 @@ never touched: a quantized head is a copy of its own, and its bytes are counted.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from ctypes import CDLL
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from workbench.models.compiled import compiled_pack
 from workbench.models.packed import PackedLinear
 from workbench.models.plain import plain_pack
 from workbench.models.weightset import HEAD
+from workbench.quant.compiled import coded_linear, fits
 from workbench.quant.dequantized import dequantized_dense, dequantizing
 from workbench.quant.grid import WHOLE_ROW, round_to_nearest
 from workbench.quant.int4 import int4pack, kernel_group
@@ -71,9 +74,11 @@ SPEC = TechniqueSpec(
 
 @dataclass(frozen=True)
 class RoundToNearest:
-    """The weight method bound to one configuration."""
+    """The weight method bound to one configuration, and to the compiled kernels where the plan has them."""
 
     config: Config
+    kernels: CDLL | None = field(default=None, compare=False, repr=False)
+    activation: str = ""  # of the MLP, which those kernels apply
 
     @property
     def name(self) -> str:
@@ -101,6 +106,8 @@ class RoundToNearest:
         naming the layer when its weight cannot be quantized.
         """
         if name == HEAD and not self.config.head:
+            if self.kernels is not None:
+                return compiled_pack(self.kernels, self.activation)(name, weight, bias)
             return plain_pack(dtype, numerics, device)(name, weight, bias)
         pinned, wide = numerics == "pinned", torch.float64 if dtype is torch.float64 else torch.float32
         weight = weight.to(device)
@@ -110,6 +117,8 @@ class RoundToNearest:
         grid = round_to_nearest(weight, self.config.bits, self._group(), name)
         if dtype is not torch.bfloat16:
             return dequantized_dense(grid, bias, wide, pinned=pinned)
+        if self.kernels is not None and fits(grid):
+            return coded_linear(self.kernels, grid, bias, name, self.activation)
         if weight.device.type == "cpu":
             if (group := kernel_group(grid)) is not None:
                 return int4pack(grid, group, bias)
@@ -126,5 +135,7 @@ class RoundToNearest:
 
 
 def bind(config: Config, context: Any) -> RoundToNearest:
-    """The weight method; it needs nothing from the context."""
-    return RoundToNearest(config)
+    """The weight method, with the plan's compiled kernels if it has them."""
+    if context is None or context.kernels is None:
+        return RoundToNearest(config)
+    return RoundToNearest(config, context.kernels, context.config.activation)

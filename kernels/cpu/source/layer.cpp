@@ -1,5 +1,6 @@
 // One decoder layer in two calls, around attention. Rules of rounding are those of the torch path: inputs of
 // products are bfloat16, sums float32 and rounded once to bfloat16, the residual stream is float32.
+#include "coded_panels.h"
 #include "layer.h"
 
 #include <omp.h>
@@ -43,12 +44,18 @@ void to_bf16(const float* x, int width, bf16* out) {
     if (width & 1) out[width] = 0;
 }
 
+inline void sums_of(const Linear& linear, int64_t index, const bf16* x, int64_t stride, int rows, float* out) {
+    if (linear.bits == 16)
+        panel(x, stride, rows, linear.panels + index * stride * COLUMNS, int(stride / 2), out);
+    else
+        panel_of_codes(linear, index, x, stride, rows, out);
+}
+
 // Calls ``emit(row, rows, panel, sums)`` for tiles of rows and panels; work is shared by blocks of rows where
 // there are many and by panels where there are few. ``group`` panels are computed together.
 template <int GROUP, class Emit>
 void product(const bf16* x, int64_t rows, const Linear& linear, int thread, int threads, Emit emit) {
     const int64_t stride = padded(linear.k);
-    const int steps = int(stride / 2);
     const int64_t groups = (linear.n / GROUP + COLUMNS - 1) / COLUMNS;
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
     int64_t first, last;
@@ -61,14 +68,18 @@ void product(const bf16* x, int64_t rows, const Linear& linear, int thread, int 
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t a = begin + (end - begin) * t / tiles, b = begin + (end - begin) * (t + 1) / tiles;
             for (int g = 0; g < GROUP; ++g)
-                panel(x + a * stride, stride, int(b - a), linear.panels + (group * GROUP + g) * stride * COLUMNS, steps,
-                      sums + g * TILE_ROWS * COLUMNS);
+                sums_of(linear, group * GROUP + g, x + a * stride, stride, int(b - a), sums + g * TILE_ROWS * COLUMNS);
             emit(a, int(b - a), group, sums);
         }
     }
 }
 
 inline float biased(float sum, const float* bias, int64_t column) { return bias ? sum + bias[column] : sum; }
+
+// A sum as a layer goes on with it.
+inline float settled(float sum, const Linear& linear, int64_t column) {
+    return linear.bits == 16 ? rounded(biased(sum, linear.bias, column)) : biased(rounded(sum), linear.bias, column);
+}
 
 void rotate(float* x, const float* cosine, const float* sine, float scale, int dim, float* scratch) {
     const int half = dim / 2;
@@ -96,6 +107,16 @@ void gate_with(const Linear& linear, const bf16* x, int64_t rows, bf16* out, int
             bf16* target = out + (row + r) * stride + column;
             const float *g = sums + r * COLUMNS, *u = second + r * COLUMNS;
             if ((width & 1) && stride > inner) target[width] = 0;
+            if (linear.bits != 16) {  // as a linear of its own, whose sums are rounded first
+#pragma omp simd
+                for (int c = 0; c < COLUMNS; ++c) {
+                    if (c < width) {
+                        const float a = biased(rounded(g[c]), bias, column + c);
+                        target[c] = narrow(activate<KIND>(a) * biased(rounded(u[c]), bias, inner + column + c));
+                    }
+                }
+                continue;
+            }
             if (bias) {
                 for (int c = 0; c < width; ++c)
                     target[c] = narrow(rounded(activate<KIND>(g[c] + bias[column + c])) * (u[c] + bias[inner + column + c]));
@@ -172,7 +193,7 @@ void layer_in(const Layer* layer, int64_t rows, const float* hidden, const float
             const int64_t column = p * COLUMNS, width = std::min<int64_t>(COLUMNS, n - column);
             for (int r = 0; r < m; ++r)
                 for (int64_t c = 0; c < width; ++c)
-                    qkv[(row + r) * n + column + c] = rounded(biased(sums[r * COLUMNS + c], layer->qkv.bias, column + c));
+                    qkv[(row + r) * n + column + c] = settled(sums[r * COLUMNS + c], layer->qkv, column + c);
         });
 #pragma omp barrier
         float turned[1024];
@@ -211,7 +232,7 @@ void layer_out(const Layer* layer, int64_t rows, const float* mixed, const float
                     const float* from = base ? base + (rows_of ? rows_of[row + r] : row + r) * width + column : nullptr;
                     float* to = target + (row + r) * width + column;
                     for (int64_t c = 0; c < n; ++c) {
-                        const float sum = rounded(biased(sums[r * COLUMNS + c], linear.bias, column + c));
+                        const float sum = settled(sums[r * COLUMNS + c], linear, column + c);
                         to[c] = from ? from[c] + sum : sum;
                     }
                 }

@@ -4,11 +4,12 @@
 
 extern "C" {
 
-// Weights [n, k] in panels; ``bias`` float32 [n] or null.
+// Weights [n, k] in panels; ``bias`` float32 [n] or null. ``bits`` is 16, or the width of codes in groups of
+// ``group`` inputs (see coded_panels.h). Sums are rounded to bfloat16 behind a bias at 16 bits, before it at fewer.
 struct Linear {
     const bf16* panels;
     const float* bias;
-    int32_t n, k;
+    int32_t n, k, bits, group;
 };
 
 // Attention of one KV group: sizes, and the soft-cap of scores (0: none).
