@@ -68,8 +68,8 @@ def build_weights(
 ) -> WeightSet:
     """Pack the plan's weight set; cancellable between layers, progress per layer."""
     dtype = getattr(torch, plan.dtype)
-    method = _bound(plan, "weights", source.config)
     kernels = _bound(plan, "kernels", source.config)
+    method = _bound(plan, "weights", source.config, kernels=kernels)
 
     pack: Pack
     if method is None and kernels is not None:
