@@ -29,7 +29,11 @@ class Config:
     """Options of ``goodput``."""
 
     memory: int = option(
-        50, low=2, high=1000, unit="drafts", help="Judged drafts that the acceptance estimate remembers."
+        3,
+        low=2,
+        high=1000,
+        unit="drafts",
+        help="Drafts that a sequence's own acceptance remembers; few, since text is copied in runs.",
     )
     margin: float = option(
         0.02, low=0.0, high=1.0, step=0.01, help="Expected gain below which nothing is drafted."
@@ -39,10 +43,10 @@ class Config:
         low=1,
         high=1000,
         unit="steps",
-        help="Steps without a draft after which one is tried again; after four times as many with drafts "
-        "a step goes without, to see what that costs.",
+        help="Steps between trials: a draft where there was none for that long, a longer one where drafts "
+        "are short; every fourth time a step without drafts, to see what that costs.",
     )
-    probe_tokens: int = option(2, low=1, high=16, unit="tokens", help="Length of such a trial.")
+    probe_tokens: int = option(8, low=1, high=64, unit="tokens", help="Length of such a trial.")
 
 
 SPEC = TechniqueSpec(
@@ -68,6 +72,8 @@ SPEC = TechniqueSpec(
 
 
 _PLAIN_EVERY = 4
+_WARM_UP = 10  # drafts
+_ALL_MEMORY = 100.0  # drafts, of all sequences together
 
 
 @dataclass(frozen=True)
@@ -116,10 +122,11 @@ class GoodputControl:
         self.step_cost = StepCost()
         self.draft_cost = DraftCost()
         self.last: Choice | None = None
-        self._all = HitRates(2 * config.memory, weight=3.0)
+        self._all = HitRates(_ALL_MEMORY, weight=3.0)
         self._own: dict[int, HitRates] = {}
-        self._idle: dict[int, int] = {}  # steps without a draft
+        self._idle: dict[int, int] = {}  # steps with short drafts or none
         self._since_probe = 0
+        self._judged = 0
         self._asked = 0
 
     def rooms(self, asks: Sequence[tuple[int, int]], rows: int, sequences: int) -> list[int]:
@@ -135,12 +142,15 @@ class GoodputControl:
         rates = [own.rates(room, prior[:room]) for own, (_, room) in zip(known, asks, strict=True)]
         self.last = choose(rates, rows, sequences, self.step_cost, self.draft_cost, self.config.margin)
         granted = list(self.last.rooms)
+        if self._judged < _WARM_UP:  # rates of deep nodes are not guessed from those of the first
+            granted = [room for _, room in asks]
         self._probe(asks, granted)
         self._asked = max(granted)
         return granted
 
     def judged(self, seq: int, tree: DraftTree, path: Sequence[int]) -> None:
         """Count what was accepted, for the sequence and for all."""
+        self._judged += 1
         self._all.add(len(tree.tokens), path)
         if seq in self._own:  # it may have ended with this draft
             self._own[seq].add(len(tree.tokens), path)
@@ -165,13 +175,14 @@ class GoodputControl:
         return rates + self.step_cost.nbytes()
 
     def _probe(self, asks: Sequence[tuple[int, int]], granted: list[int]) -> None:
-        """Let the sequence that went longest without a draft try again, one at a time and rarely."""
+        """Let the sequence whose drafts were short for longest try a long one: one at a time, rarely."""
         self._since_probe += 1
-        for (seq, _), n in zip(asks, granted, strict=True):
-            self._idle[seq] = 0 if n else self._idle.get(seq, 0) + 1
+        trial = [min(room, self.config.probe_tokens) for _, room in asks]
+        for (seq, _), n, most in zip(asks, granted, trial, strict=True):
+            self._idle[seq] = 0 if n >= most else self._idle.get(seq, 0) + 1
         i = max(range(len(asks)), key=lambda j: self._idle[asks[j][0]])
         if min(self._since_probe, self._idle[asks[i][0]]) >= self.config.probe:
-            granted[i] = min(asks[i][1], self.config.probe_tokens)
+            granted[i] = trial[i]
             self._idle[asks[i][0]] = self._since_probe = 0
 
 
