@@ -1,4 +1,4 @@
-"""Measuring from a script: quality, KV methods by protocol P1, sweeps. Each returns runs, ready to be kept.
+"""Measuring from a script: quality, KV methods by P1, needles, sweeps. Each returns runs, ready to be kept.
 
 ``from workbench import measure``; ``session`` is an open :class:`Session`, or the name of a model, for which
 one is opened with 32-bit arithmetic and closed again. Nothing of it needs a notebook.
@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from workbench.core.jobs import Job
 from workbench.core.kv_methods import Method, grid, method
 from workbench.core.kv_p1 import submit_p1, that_fit
 from workbench.core.kv_points import Points
 from workbench.core.kv_runs import RatePoint, frontier, p1_run
+from workbench.core.needle import NeedleSettings
+from workbench.core.needle_run import needle_run, submit_needle
 from workbench.core.quality import measure_quality
 from workbench.core.quality_windows import QualitySettings
 from workbench.core.session import Session
@@ -23,7 +26,19 @@ from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
 from workbench.spec.run import Run
 
-__all__ = ["Points", "QualitySettings", "RatePoint", "frontier", "grid", "method", "p1", "quality", "sweep"]
+__all__ = [
+    "NeedleSettings",
+    "Points",
+    "QualitySettings",
+    "RatePoint",
+    "frontier",
+    "grid",
+    "method",
+    "needle",
+    "p1",
+    "quality",
+    "sweep",
+]
 
 Tell = Callable[[float, str], None]
 
@@ -52,17 +67,28 @@ def p1(
     named = {str(m): m if isinstance(m, Recipe) else method(m) for m in methods}
     with opened(session) as here:
         job = submit_p1(here, dict(named), text=text, ids=ids, settings=settings, points=points)
-
-        def listen(event: Event) -> None:
-            if isinstance(event, JobEvent) and event.job_id == job.id and event.total:
-                tell(event.done / event.total, event.message)
-
-        stop = here.listen(listen)
-        try:
-            found = job.result()
-        finally:
-            stop()
+        found = _result(here, job, tell)
         return [p1_run(here.plan, named[n], r, settings, here.profile) for n, r in found.items()]
+
+
+def needle(
+    session: Session | str,
+    *methods: str | Recipe,
+    text: str | Path | None = None,
+    settings: NeedleSettings | None = None,
+    tell: Tell = lambda fraction, what: None,
+) -> list[Run]:
+    """Whether a number hidden in a context is recalled, by several methods or recipes; a run each.
+
+    A run whose ``plan["needle"]["valid"]`` is false says nothing of its method: the plain model does not
+    recall either. Raises what ``submit_needle`` does; an interrupt cancels.
+    """
+    settings = settings or NeedleSettings()
+    named = {str(m): m if isinstance(m, Recipe) else method(m) for m in methods}
+    with opened(session) as here:
+        job = submit_needle(here, dict(named), text=text, settings=settings)
+        found = _result(here, job, tell)
+        return [needle_run(here.plan, named[n], r, settings, here.profile) for n, r in found.items()]
 
 
 def sweep(session: Session | str, techniques: Sequence[str] = (), **asked: Any) -> list[Run]:
@@ -88,3 +114,15 @@ def opened(session: Session | str) -> Iterator[Session]:
     limits = EngineLimits(kv_pool_tokens=64, max_sequences=1, max_context=64)  # measuring has its own pool
     with Session(session, dtype="float32", limits=limits) as made:
         yield made
+
+
+def _result(session: Session, job: Job, tell: Tell) -> Any:
+    def listen(event: Event) -> None:
+        if isinstance(event, JobEvent) and event.job_id == job.id and event.total:
+            tell(event.done / event.total, event.message)
+
+    stop = session.listen(listen)
+    try:
+        return job.result()
+    finally:
+        stop()

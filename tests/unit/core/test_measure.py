@@ -45,6 +45,17 @@ def test_a_sweep_of_one_technique(open_session: Any, tmp_path: Path) -> None:
     assert len(points) == 2 * len(runs)
 
 
+def test_needles_from_a_script(open_session: Any) -> None:
+    settings, told = measure.NeedleSettings(context=90, depths=2, trials=1), []
+    text = "The quick brown fox jumps over the lazy dog. " * 40
+    runs = measure.needle(
+        open_session(), "kv_int8", Recipe.of("rtn"), text=text, settings=settings,
+        tell=lambda fraction, what: told.append(what),
+    )  # fmt: skip
+    assert [r.subject for r in runs] == ["kv_int8", "rtn"] and {"plain", "kv_int8", "rtn"} <= set(told)
+    assert all(r.plan["protocol"] == "needle" and r.plan["needle"]["valid"] is False for r in runs)
+
+
 def test_quality_of_a_recipe_is_no_point(open_session: Any) -> None:
     run = measure.quality(open_session(), Recipe.of("kv_int8"), ids=ids(300), settings=SETTINGS)
     assert run.metric("kl") is not None and RatePoint.of(run) is None
