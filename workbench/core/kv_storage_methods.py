@@ -14,6 +14,7 @@ from workbench.core.build import attention_op, weights_key
 from workbench.core.cachegen_calibration import cachegen_artefact
 from workbench.core.kv_prepared import Clock, Prepared
 from workbench.core.kvtc_calibration import kvtc_calibration
+from workbench.core.kvtc_plans import remembered_plan
 from workbench.kv.cached import CachedRows, Reconstructed
 from workbench.kv.cachegen import config as cachegen_options
 from workbench.kv.cachegen.codec import CacheGen
@@ -87,7 +88,7 @@ def kvtc(bench: Bench, configs: Sequence[kvtc_options.Config]) -> list[Prepared]
     calibration, joint, out = kvtc_calibrated(bench), JointRows(bench.decoder.config), []
     for c in configs:
         codec = Kvtc(
-            calibration.artefact(c.k_ratio, c.v_ratio),
+            calibration.artefact(c.k_ratio, c.v_ratio, remembered_plan),
             joint,
             bench.decoder.weights.fingerprint,
             sinks=c.sinks,
@@ -134,6 +135,7 @@ def graded(bench: Bench, configs: Sequence[kvtc_options.GradedConfig]) -> list[P
             sinks=c.sinks,
             window=c.window,
             entropy=c.entropy,  # type: ignore[arg-type]  # Kvtc refuses what is no stage
+            planner=remembered_plan,
         )
         out.append(_graded_method(codec))
     return out

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from workbench.kv.cached import CachedRows
-from workbench.kv.kvtc.artefact import Calibration
+from workbench.kv.kvtc.artefact import Calibration, Planner
 from workbench.kv.kvtc.codec import Kvtc
 from workbench.kv.kvtc.entropy import Entropy
 from workbench.kv.kvtc.header import CHUNK
 from workbench.kv.kvtc.joint import JointRows
+from workbench.kv.kvtc.plan import best_plan
 from workbench.spec.errors import OptionError
 
 
@@ -69,12 +70,13 @@ class Graded:
         sinks: int = 4,
         window: int = 0,
         entropy: Entropy = "deflate",
+        planner: Planner = best_plan,
     ) -> None:
         ratios = [*((g.k_ratio, g.v_ratio) for g in near), far]
         self.near, self.sinks, self.window = tuple(near), sinks, window
         self.codecs = [
             Kvtc(
-                calibration.artefact(*pair),
+                calibration.artefact(*pair, planner),
                 joint,
                 model,
                 sinks=sinks,
