@@ -33,6 +33,7 @@ class ResidentStore(PageStore):
         none = torch.empty(0, dtype=torch.int64, device=geometry.device)
         self._all = ReadPlan(None, none, none)
         self._touched = none
+        self._own: tuple[int, list[tuple[Tensor, Tensor]]] = (-1, [])
 
     def reset(self, pages: Sequence[int]) -> None:
         """Zero newly allocated pages, in the mirror too."""
@@ -74,6 +75,8 @@ class ResidentStore(PageStore):
         """Note positions of the slots about to be written, and which pages they touch."""
         if self.codec.grain == "token":
             self._touched = torch.unique(slots // self.geometry.page_size)
+            if len(self._touched) == 1:
+                self._look_at(int(self._touched))
         return super().begin(slots, positions)
 
     def write(self, layer: int, where: Tensor, k: Tensor, v: Tensor) -> None:
@@ -107,6 +110,12 @@ class ResidentStore(PageStore):
         self._fresh.discard(page)
         self._open_of.setdefault(page, page)
 
+    def _look_at(self, page: int) -> None:
+        """Views of one page in every layer, kept while a sequence fills it."""
+        if page != self._own[0]:
+            part = slice(page, page + 1)
+            self._own = page, [(t["k"][part], t["v"][part]) for t in self._open_layers]
+
     def _mirror(self, pages: Sequence[int]) -> None:
         if pages:
             where = torch.tensor(pages, device=self.geometry.device)
@@ -114,13 +123,11 @@ class ResidentStore(PageStore):
                 self._mirror_layer(layer, where)
 
     def _mirror_layer(self, layer: int, pages: Tensor) -> None:
-        out, n = self._open_layers[layer], len(pages)
-        if n == 1:  # a decode step: straight into its place
-            page = int(pages)
-            k, v = (out[name][page : page + 1] for name in ("k", "v"))
-            self._codecs[layer].decode(self._layers[layer], pages, k, v)
+        if pages is self._touched and len(pages) == 1:  # a decode step: straight into its place
+            self._codecs[layer].decode(self._layers[layer], pages, *self._own[1][layer])
             return
-        k, v = (t.new_empty(n, *t.shape[1:]) for t in (out["k"], out["v"]))
+        out = self._open_layers[layer]
+        k, v = (t.new_empty(len(pages), *t.shape[1:]) for t in (out["k"], out["v"]))
         self._codecs[layer].decode(self._layers[layer], pages, k, v)
         out["k"].index_copy_(0, pages, k)
         out["v"].index_copy_(0, pages, v)
