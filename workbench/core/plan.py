@@ -43,7 +43,7 @@ _SLOTS = {
     "draft_control": "one control of drafts",
 }
 _NEEDS = {
-    "paged": "Switch on paged: pages can only be shared when they are allocated on demand.",
+    "paged": "Switch on paged: only pages allocated on demand can be shared or given back.",
     "prefix_cache": "Switch on prefix_cache or radix_cache: without one no prompt finds what was kept.",
     "drafter": "Switch on a drafter: without drafts there is nothing to verify or to control.",
 }
