@@ -40,7 +40,6 @@ class Encoder:
     ) -> None:
         self._artefact, self._joint, self._coders = artefact, joint, coders
         self._sinks, self._window, self._entropy = sinks, window, entropy
-        self._bases = tuple(side.by_component for side in (artefact.k, artefact.v))
         self._lead: CachedRows | None = None
         self._tail: CachedRows | None = None
         self._sliding: CachedRows | None = None
@@ -129,16 +128,18 @@ class Encoder:
         """Whole chunks; each product is [16, p] x [p, r], whatever else is there."""
         joint = self._joint
         both = joint.keys(rows.k, rows.positions), joint.values(rows.v)
-        sides = self._artefact.k, self._artefact.v
-        for side, flat, basis, coder, out in zip(
-            sides, both, self._bases, self._coders, self._codes, strict=True
-        ):
-            out.append(coder.encode(_project(side, flat, basis)))
+        sides, dtype = (self._artefact.k, self._artefact.v), rows.k[0].dtype
+        for side, flat, coder, out in zip(sides, both, self._coders, self._codes, strict=True):
+            out.append(coder.encode(_project(side, flat, dtype)))
 
 
-def _project(side: Side, flat: Tensor, basis: Tensor) -> Tensor:
+def _project(side: Side, flat: Tensor, cache: torch.dtype) -> Tensor:
+    """Coefficients float32 of joint rows; of a bfloat16 cache in bfloat16, whose rounding they share."""
     centred = flat - side.basis.mean
-    return torch.cat([torch.nn.functional.linear(x, basis) for x in torch.split(centred, CHUNK)])
+    if cache == torch.bfloat16:
+        rows = torch.split(centred.to(torch.bfloat16), CHUNK)
+        return torch.cat([x @ side.by_feature for x in rows]).float()
+    return torch.cat([torch.nn.functional.linear(x, side.by_component) for x in torch.split(centred, CHUNK)])
 
 
 def _append(a: CachedRows | None, b: CachedRows) -> CachedRows:

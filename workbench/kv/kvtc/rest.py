@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from workbench.engine.at_rest import Bytes
 from workbench.kv.at_rest import StoredRows
 from workbench.kv.cached import CachedRows
@@ -44,10 +46,10 @@ class KvtcRows:
         sides = self.codec.artefact.k, self.codec.artefact.v
         return self.codec.shared_bytes + sum(side.copies for side in sides)
 
-    def ready(self) -> KvtcRows:
-        """Itself, with the copies of the bases made that coding and decoding work with."""
+    def ready(self, cache: torch.dtype) -> KvtcRows:
+        """Itself, with the copies of the bases made that are worked with where the cache is ``cache``."""
         for side in (self.codec.artefact.k, self.codec.artefact.v):
-            _ = side.by_feature, side.by_component
+            _ = side.by_feature if cache == torch.bfloat16 else side.by_component
         return self
 
     def encode(

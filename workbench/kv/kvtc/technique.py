@@ -55,6 +55,6 @@ def bind(config: Config, context: Any) -> Storage:
             window=config.window if whole else 0,
             entropy=config.entropy,  # type: ignore[arg-type]  # one of its choices
         )
-        return KvtcRows(codec) if whole else KvtcRows(codec).ready()
+        return KvtcRows(codec) if whole else KvtcRows(codec).ready(context.dtype)
 
     return Storage("kvtc", make, config.where, config.limit * MIB)
