@@ -24,6 +24,7 @@ TOLD = {
     "10_paged_kv": "found by radix tree",
     "11_kv_formats": "Bits per element",
     "12_kv_codecs": "tokens shuffled",
+    "13_kv_selection": "heads agree",
     "40_attention_kernels": "running max m",
 }
 SMOKE = {"model": "tiny", "profile": "smoke", "budget_s": 5.0, "seed": 3}

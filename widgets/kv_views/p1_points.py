@@ -6,28 +6,35 @@ values are exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from workbench.core.build import standalone_engine
 from workbench.core.kv_methods import method
 from workbench.core.kv_p1 import submit_p1
+from workbench.core.kv_prepared import Prepared
 from workbench.core.kv_result import MethodResult
 from workbench.core.kv_runs import RatePoint
+from workbench.core.quality import quality_plans
 from workbench.core.quality_windows import QualitySettings
 from workbench.kv.cached import CachedRows, Reconstructed, RoundTrip
+from workbench.kv.selection.baseline import RandomConfig, random_selector
 from workbench.spec.errors import OptionError
+from workbench.spec.recipe import Recipe
 
 if TYPE_CHECKING:
+    from workbench.core.jobs import Job
     from workbench.core.session import Session
+    from workbench.engine.engine import Engine
 
 
 def measure_points(
-    session: Session, methods: Mapping[str, str | RoundTrip], settings: QualitySettings
+    session: Session, methods: Mapping[str, str | RoundTrip | Prepared], settings: QualitySettings
 ) -> list[RatePoint]:
-    """P1 of several methods, in order: texts such as ``"kivi:bits=2"``, or functions of cached rows.
+    """P1 of several methods, in order: texts such as ``"kivi:bits=2"``, functions of rows, or prepared ones.
 
     What stands before a colon or comma in a name is its technique. Raises what ``submit_p1`` raises, and
     :class:`OptionError` without methods.
@@ -77,3 +84,22 @@ def keep_exact(trip: RoundTrip, first: int) -> RoundTrip:
         return replace(back, rows=CachedRows(k, v, rows.positions), payload=payload, exempt=back.exempt + n)
 
     return run
+
+
+def keep_random(
+    session: Session, settings: QualitySettings, *, keep: float = 0.5, recent: int = 0, seed: int = 0
+) -> Prepared:
+    """Tokens kept at random, 4 sinks and the ``recent`` last ones always: what every selector has to beat."""
+    config = RandomConfig(keep=keep, recent=recent, seed=seed)
+    _, plain = quality_plans(session.plan, Recipe(), session.facts, settings)
+    plan = replace(plain, provides=(*plain.provides, "paged"))  # what is dropped is freed by pages
+
+    def work(job: Job, _: Engine) -> Generator[None, None, Prepared]:
+        decoder = session.decoder(plain, lambda f, what: job.progress(f, 1.0, "", what), job.token)
+        yield
+        selector = random_selector(config)
+        key = f"{selector.key}/engine"
+        return Prepared(None, key, engine=lambda: standalone_engine(plan, decoder, selector))
+
+    made: Prepared = session.task("preparing random selection", work).result()
+    return made
