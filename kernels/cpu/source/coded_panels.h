@@ -6,6 +6,9 @@
 // codes, and value = code * step + centre is never rounded:
 //   sum of x * value = step * (sum of x * code) + centre * (sum of x).
 #pragma once
+#include <algorithm>
+#include <vector>
+
 #include "layer.h"
 
 constexpr int CHUNK_STEPS = 64;  // pairs of inputs unpacked at once: 8 KiB
@@ -16,11 +19,17 @@ static inline int64_t block_bytes(int bits, int group) {
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 
+// What a nibble stands for, twice.
+static const struct Nibbles {
+    bf16 values[32];
+    Nibbles() {
+        for (int i = 0; i < 32; ++i) values[i] = narrow(float(i % 16 - 8));
+    }
+} NIBBLES;
+
 static inline void unpack(int bits, const uint8_t* codes, int steps, bf16* out) {
     if (bits == 4) {
-        bf16 values[32];
-        for (int i = 0; i < 32; ++i) values[i] = narrow(float(i % 16 - 8));
-        const __m512i table = _mm512_loadu_si512(values);
+        const __m512i table = _mm512_loadu_si512(NIBBLES.values);
         for (int i = 0; i < steps; ++i, codes += 32, out += 64) {
             _mm_prefetch(reinterpret_cast<const char*>(codes) + 2560, _MM_HINT_T0);
             const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
@@ -55,37 +64,86 @@ static inline void unpack(int bits, const uint8_t* codes, int steps, bf16* out) 
 
 #endif
 
-// As ``panel``, for coded weights: out [rows][32].
-static void panel_of_codes(const Linear& linear, int64_t index, const bf16* x, int64_t stride, int rows, float* out) {
-    const int bits = linear.bits, group = linear.group, groups = linear.k / group;
-    const uint8_t* block = reinterpret_cast<const uint8_t*>(linear.panels) + index * groups * block_bytes(bits, group);
-    alignas(64) bf16 weights[CHUNK_STEPS * COLUMNS * 2];
-    alignas(64) float sums[TILE_ROWS * COLUMNS], part[TILE_ROWS * COLUMNS];
-    std::memset(out, 0, sizeof(float) * rows * COLUMNS);
-    for (int g = 0; g < groups; ++g, block += block_bytes(bits, group)) {
-        const bf16 *step = reinterpret_cast<const bf16*>(block), *centre = step + COLUMNS;
-        const uint8_t* codes = block + (bits == 4 ? 4 : 2) * COLUMNS;
-        const bf16* inputs = x + int64_t(g) * group;
-        for (int i = 0; i < group / 2; i += CHUNK_STEPS) {
-            const int steps = group / 2 - i < CHUNK_STEPS ? group / 2 - i : CHUNK_STEPS;
-            unpack(bits, codes + int64_t(i) * bits * 8, steps, weights);
-            panel(inputs + 2 * i, stride, rows, weights, steps, i ? part : sums);
-            if (i)
-                for (int j = 0; j < rows * COLUMNS; ++j) sums[j] += part[j];
-        }
-        float scale[COLUMNS], middle[COLUMNS];
-        for (int c = 0; c < COLUMNS; ++c) scale[c] = wide(step[c]);
-        for (int c = 0; c < COLUMNS; ++c) middle[c] = bits == 4 ? wide(centre[c]) : 0.0f;
+// A part of a group, or a whole one, whose weights lie unpacked: its sum counts ``step`` times, that of its inputs
+// ``centre`` times.
+struct Piece {
+    int steps;
+    const bf16 *step, *centre;
+};
+
+// Adds the pieces to out [rows][32], rows 1 to TILE_ROWS.
+static inline void add_pieces(const bf16* x, int64_t stride, int rows, const bf16* w, const Piece* pieces, int count,
+                              const float* totals, int64_t total_stride, float* out) {
+    alignas(64) float part[TILE_ROWS * COLUMNS];
+    for (int p = 0; p < count; x += 2 * pieces[p].steps, w += 64 * pieces[p].steps, ++p) {
+        panel(x, stride, rows, w, pieces[p].steps, part);
+        float step[COLUMNS], centre[COLUMNS];
+        for (int c = 0; c < COLUMNS; ++c) step[c] = wide(pieces[p].step[c]);
+        for (int c = 0; c < COLUMNS; ++c) centre[c] = pieces[p].centre ? wide(pieces[p].centre[c]) : 0.0f;
         for (int r = 0; r < rows; ++r) {
-            float total = 0.0f;
-            if (bits == 4) {
-                const bf16* row = inputs + r * stride;
-#pragma omp simd reduction(+ : total)
-                for (int i = 0; i < group; ++i) total += wide(row[i]);
-            }
+            const float total = pieces[p].centre ? totals[r * total_stride + p] : 0.0f;
 #pragma omp simd
             for (int c = 0; c < COLUMNS; ++c)
-                out[r * COLUMNS + c] += scale[c] * sums[r * COLUMNS + c] + middle[c] * total;
+                out[r * COLUMNS + c] += step[c] * part[r * COLUMNS + c] + centre[c] * total;
         }
     }
 }
+
+// Products of one block of rows with coded panels; sums of inputs are kept from panel to panel.
+class CodedRows {
+  public:
+    // The rows of x that follow; ``linear`` says how inputs are grouped.
+    void set(const Linear& linear, const bf16* x, int64_t stride, int rows) {
+        x_ = x, stride_ = stride, rows_ = rows;
+        const int most = 2 * CHUNK_STEPS, group = linear.group;
+        parts_ = (group + most - 1) / most;
+        pieces_ = linear.k / group * parts_;
+        if (linear.bits != 4) return;
+        totals_.resize(size_t(rows) * pieces_);
+        for (int r = 0; r < rows; ++r)
+            for (int p = 0; p < pieces_; ++p) {
+                const int first = p / parts_ * group + p % parts_ * most;
+                const int count = std::min(most, group - p % parts_ * most);
+                float total = 0.0f;
+#pragma omp simd reduction(+ : total)
+                for (int i = 0; i < count; ++i) total += wide(x[r * stride + first + i]);
+                totals_[size_t(r) * pieces_ + p] = total;
+            }
+    }
+
+    // out [rows][32] of panel ``index``.
+    void run(const Linear& linear, int64_t index, float* out) const {
+        const int bits = linear.bits, group = linear.group, most = 2 * CHUNK_STEPS;
+        const int64_t bytes = block_bytes(bits, group), parameters = (bits == 4 ? 4 : 2) * COLUMNS;
+        const uint8_t* block = reinterpret_cast<const uint8_t*>(linear.panels) + index * (linear.k / group) * bytes;
+        const int together = group > most ? 1 : most / group;  // groups that are unpacked at once
+        alignas(64) bf16 weights[CHUNK_STEPS * COLUMNS * 2];
+        Piece pieces[CHUNK_STEPS];
+        std::memset(out, 0, sizeof(float) * rows_ * COLUMNS);
+        for (int first = 0; first < pieces_;) {
+            int count = 0, steps = 0;
+            for (; count < together && first + count < pieces_; ++count) {
+                const int p = first + count, begin = p % parts_ * most, n = std::min(most, group - begin) / 2;
+                const uint8_t* at = block + p / parts_ * bytes;
+                const bf16* step = reinterpret_cast<const bf16*>(at);
+                unpack(bits, at + parameters + int64_t(begin / 2) * bits * 8, n, weights + steps * 64);
+                pieces[count] = {n, step, bits == 4 ? step + COLUMNS : nullptr};
+                steps += n;
+            }
+            const int64_t input = int64_t(first / parts_) * group + first % parts_ * most;
+            for (int r = 0; r < rows_; r += TILE_ROWS) {
+                const bf16* x = x_ + r * stride_ + input;
+                const float* totals = totals_.data() + size_t(r) * pieces_ + first;
+                float* to = out + r * COLUMNS;
+                add_pieces(x, stride_, std::min(TILE_ROWS, rows_ - r), weights, pieces, count, totals, pieces_, to);
+            }
+            first += count;
+        }
+    }
+
+  private:
+    const bf16* x_ = nullptr;
+    int64_t stride_ = 0;
+    int rows_ = 0, parts_ = 1, pieces_ = 0;
+    std::vector<float> totals_;
+};

@@ -44,32 +44,36 @@ void to_bf16(const float* x, int width, bf16* out) {
     if (width & 1) out[width] = 0;
 }
 
-inline void sums_of(const Linear& linear, int64_t index, const bf16* x, int64_t stride, int rows, float* out) {
-    if (linear.bits == 16)
-        panel(x, stride, rows, linear.panels + index * stride * COLUMNS, int(stride / 2), out);
-    else
-        panel_of_codes(linear, index, x, stride, rows, out);
-}
-
-// Calls ``emit(row, rows, panel, sums)`` for tiles of rows and panels; work is shared by blocks of rows where
-// there are many and by panels where there are few. ``group`` panels are computed together.
+// Calls ``emit(row, rows, group, sums, second)`` for tiles of rows and groups of panels (one, or two that belong
+// together); work is shared by blocks of rows where there are many and by panels where there are few.
 template <int GROUP, class Emit>
 void product(const bf16* x, int64_t rows, const Linear& linear, int thread, int threads, Emit emit) {
     const int64_t stride = padded(linear.k);
     const int64_t groups = (linear.n / GROUP + COLUMNS - 1) / COLUMNS;
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    int64_t first, last;
+    int64_t first, last, current = -1;
     share(blocks * groups, thread, threads, first, last);
-    float sums[GROUP * TILE_ROWS * COLUMNS];
+    const bool coded = linear.bits != 16;
+    const int64_t second = (coded ? std::min<int64_t>(rows, ROW_BLOCK) : TILE_ROWS) * COLUMNS;
+    std::vector<float> sums(second * GROUP);
+    CodedRows codes;
     for (int64_t item = first; item < last; ++item) {
         const int64_t block = item / groups, group = item % groups;
         const int64_t begin = rows * block / blocks, end = rows * (block + 1) / blocks;
         const int64_t tiles = (end - begin + TILE_ROWS - 1) / TILE_ROWS;
+        if (coded) {
+            if (block != current) codes.set(linear, x + begin * stride, stride, int(end - begin));
+            current = block;
+            for (int g = 0; g < GROUP; ++g) codes.run(linear, group * GROUP + g, sums.data() + g * second);
+        }
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t a = begin + (end - begin) * t / tiles, b = begin + (end - begin) * (t + 1) / tiles;
-            for (int g = 0; g < GROUP; ++g)
-                sums_of(linear, group * GROUP + g, x + a * stride, stride, int(b - a), sums + g * TILE_ROWS * COLUMNS);
-            emit(a, int(b - a), group, sums);
+            if (!coded)
+                for (int g = 0; g < GROUP; ++g)
+                    panel(x + a * stride, stride, int(b - a), linear.panels + (group * GROUP + g) * stride * COLUMNS,
+                          int(stride / 2), sums.data() + g * second);
+            const float* from = sums.data() + (coded ? a - begin : 0) * COLUMNS;
+            emit(a, int(b - a), group, from, from + (GROUP - 1) * second);
         }
     }
 }
@@ -99,10 +103,9 @@ template <int KIND>
 void gate_with(const Linear& linear, const bf16* x, int64_t rows, bf16* out, int64_t stride, int thread, int threads) {
     const int inner = linear.n / 2;
     const float* bias = linear.bias;
-    product<2>(x, rows, linear, thread, threads, [&](int64_t row, int n, int64_t group, const float* sums) {
+    product<2>(x, rows, linear, thread, threads, [&](int64_t row, int n, int64_t group, const float* sums, const float* second) {
         const int64_t column = group * COLUMNS;
         const int width = int(std::min<int64_t>(COLUMNS, inner - column));
-        const float* second = sums + TILE_ROWS * COLUMNS;
         for (int r = 0; r < n; ++r) {
             bf16* target = out + (row + r) * stride + column;
             const float *g = sums + r * COLUMNS, *u = second + r * COLUMNS;
@@ -152,7 +155,7 @@ void linear(const Linear* layer, int64_t rows, const float* x, bf16* scratch, fl
         const int64_t stride = padded(layer->k);
         for (int64_t r = first; r < last; ++r) to_bf16(x + r * layer->k, layer->k, scratch + r * stride);
 #pragma omp barrier
-        product<1>(scratch, rows, *layer, thread, team, [&](int64_t row, int n, int64_t p, const float* sums) {
+        product<1>(scratch, rows, *layer, thread, team, [&](int64_t row, int n, int64_t p, const float* sums, const float*) {
             const int64_t column = p * COLUMNS, width = std::min<int64_t>(COLUMNS, layer->n - column);
             for (int r = 0; r < n; ++r)
                 for (int64_t c = 0; c < width; ++c)
@@ -189,7 +192,7 @@ void layer_in(const Layer* layer, int64_t rows, const float* hidden, const float
         for (int64_t r = first; r < last; ++r)
             norm_to_bf16(hidden + r * layer->hidden, layer->attn_gain, layer->eps, layer->hidden, scratch + r * stride);
 #pragma omp barrier
-        product<1>(scratch, rows, layer->qkv, thread, team, [&](int64_t row, int m, int64_t p, const float* sums) {
+        product<1>(scratch, rows, layer->qkv, thread, team, [&](int64_t row, int m, int64_t p, const float* sums, const float*) {
             const int64_t column = p * COLUMNS, width = std::min<int64_t>(COLUMNS, n - column);
             for (int r = 0; r < m; ++r)
                 for (int64_t c = 0; c < width; ++c)
@@ -226,7 +229,7 @@ void layer_out(const Layer* layer, int64_t rows, const float* mixed, const float
 #pragma omp barrier
         // What a product adds to ``base``; alone where a norm of whole rows comes first.
         auto add = [&](const Linear& linear, const float* base, const int64_t* rows_of, float* target) {
-            return [&linear, base, rows_of, target, width](int64_t row, int m, int64_t p, const float* sums) {
+            return [&linear, base, rows_of, target, width](int64_t row, int m, int64_t p, const float* sums, const float*) {
                 const int64_t column = p * COLUMNS, n = std::min<int64_t>(COLUMNS, width - column);
                 for (int r = 0; r < m; ++r) {
                     const float* from = base ? base + (rows_of ? rows_of[row + r] : row + r) * width + column : nullptr;
