@@ -63,6 +63,9 @@ class PlusOne:
         )
         pages.write(0, k, v)
 
+    def join(self, pages: Sequence[Coded]) -> Coded:
+        return Coded({}, {n: b"".join(p.streams[n] for p in pages) for n in "kv"})
+
 
 class Cold(RuleBasedStateMachine):
     """``given``: all prefixes that were ever given up; nothing is dropped while the limit is far."""

@@ -10,7 +10,7 @@ from workbench.core.binding import BindContext
 from workbench.core.cachegen_calibration import cachegen_artefact
 from workbench.core.kvtc_calibration import kvtc_calibration
 from workbench.core.kvtc_plans import remembered_plan
-from workbench.engine.at_rest import AtRest
+from workbench.engine.at_rest import AtRest, ColdCodec
 from workbench.engine.seams import AttentionOp
 from workbench.kv.at_rest import CodedPages
 from workbench.kv.kvtc.artefact import Artefact, Calibration
@@ -66,7 +66,7 @@ def at_rest_codec(
     known: bool = False,
     progress: Progress | None = None,
     cancel: Cancel | None = None,
-) -> AtRest:
+) -> ColdCodec:
     """The codec behind a storage technique, for conversations (``whole``) or for single pages.
 
     Minutes when the weights were not calibrated for it yet. ``known``: only a calibration on disk will do,

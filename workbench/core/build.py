@@ -18,7 +18,7 @@ from workbench.core.binding import BindContext
 from workbench.core.kv_calibration import kv_ranges
 from workbench.core.room import require_pool
 from workbench.core.xquant_calibration import sharing_harm
-from workbench.engine.at_rest import AtRest
+from workbench.engine.at_rest import AtRest, ColdCodec
 from workbench.engine.bounds import reads_bounds
 from workbench.engine.cold import ColdTier
 from workbench.engine.cold_pages import ColdPages
@@ -236,7 +236,7 @@ def kv_codec(
 
 def cold_codec(
     plan: Plan, decoder: Decoder, progress: Progress | None = None, cancel: Cancel | None = None
-) -> AtRest | None:
+) -> ColdCodec | None:
     """The codec that the plan's cold pages go through, calibrated; ``Cancelled`` while calibrating."""
     storage: Storage | None = _bound(plan, "kv_storage", decoder.config)
     if storage is None:

@@ -146,3 +146,11 @@ class AtRest(Protocol):
         pages then hold nothing of use.
         """
         ...
+
+
+class ColdCodec(AtRest, Protocol):
+    """A codec whose pages, coded one by one, can be decoded together."""
+
+    def join(self, pages: Sequence[Coded]) -> Coded:
+        """Consecutive pages as if they had been coded at once; at least one."""
+        ...

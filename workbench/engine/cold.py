@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
-from workbench.engine.at_rest import AtRest, Coded, Pages
+from workbench.engine.at_rest import Coded, ColdCodec, Pages
 from workbench.spec.errors import PayloadError, StorageError, WorkbenchError
 
 
@@ -73,7 +73,7 @@ class Counts:
 class ColdTier:
     """Holds at most ``limit`` bytes of coded pages."""
 
-    def __init__(self, codec: AtRest, store: ColdStore, limit: int) -> None:
+    def __init__(self, codec: ColdCodec, store: ColdStore, limit: int) -> None:
         self.codec = codec
         self.store = store
         self.limit = limit

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from workbench.engine.at_rest import Pages
+from workbench.engine.at_rest import Coded, Pages
 from workbench.engine.cold import ColdTier
 from workbench.engine.prefix import Published
 from workbench.engine.store import PageStore
@@ -46,23 +46,35 @@ class ColdPages:
     def thaw(self, found: Seq[int], tables: Seq[Seq[int]], known: int) -> int:
         """Fill pages ``known`` and following of fresh ``tables``; returns how many of ``found`` came back.
 
-        The first that is lost or damaged ends it.
+        They are decoded together; the first that is lost or damaged ends it.
         """
+        coded: list[Coded] = []
+        for number in found:
+            page = self.tier.fetch(number)
+            if page is None:
+                break
+            coded.append(page)
+        if not coded:
+            return 0
+        try:
+            self._fill(self.tier.codec.join(coded), tables, known, len(coded))
+        except PayloadError:  # which one it is shows page by page
+            for n, page in enumerate(coded):
+                try:
+                    self._fill(page, tables, known + n, 1)
+                except PayloadError:
+                    self.tier.lose(found[n])
+                    del coded[n:]
+                    break
+        self.tier.counts.restored += len(coded)
+        return len(coded)
+
+    def _fill(self, coded: Coded, tables: Seq[Seq[int]], at: int, n: int) -> None:
+        """Decode ``n`` pages into pages ``at`` and following of the tables."""
         size = self._stores[0].geometry.page_size
-        for n, number in enumerate(found):
-            coded = self.tier.fetch(number)
-            if coded is None:
-                return n
-            at = known + n
-            pages = Pages(self._stores, self._groups, tuple((t[at],) for t in tables), at * size)
-            try:
-                self.tier.codec.decode(coded, pages)
-            except PayloadError:
-                self.tier.lose(number)
-                return n
-            pages.settle()
-            self.tier.counts.restored += 1
-        return len(found)
+        pages = Pages(self._stores, self._groups, tuple(tuple(t[at : at + n]) for t in tables), at * size)
+        self.tier.codec.decode(coded, pages)
+        pages.settle()
 
     def note(self, entries: Iterable[Published]) -> None:
         """These entries name pages that came back: giving them up again costs nothing and codes nothing."""

@@ -7,6 +7,7 @@ the first page that the window still sees.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -30,7 +31,7 @@ class StoredRows(Protocol):
 
 
 class RowCodec(Protocol):
-    """Rows to bytes and back, with losses."""
+    """Rows to bytes and back, with losses; the bytes of consecutive rows, one after the other, are theirs."""
 
     name: str
 
@@ -105,6 +106,12 @@ class CodedPages:
             check_cancel(cancel, "Decoding stored KV")
             pages.write(layer, *stored.layer(layer))
             report(progress, (i + 1) / len(layers), f"decoding layer {layer + 1}")
+
+    def join(self, pages: Sequence[Coded]) -> Coded:
+        """The rows one after the other; for pages of models without windowed layers."""
+        return Coded(
+            pages[0].header, {"rows": b"".join(p.streams["rows"] for p in pages if "rows" in p.streams)}
+        )
 
 
 def _full(pages: Pages) -> list[int]:

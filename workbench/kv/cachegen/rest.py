@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import torch
 from torch import Tensor
 
@@ -15,11 +13,9 @@ from workbench.kv.cachegen.context import CHUNK, encode_context
 from workbench.kv.cachegen.layout import Layout
 from workbench.kv.cachegen.levels import Level
 from workbench.kv.cachegen.stored import StoredChunk
+from workbench.kv.frames import frame, frames
 from workbench.models.config import ModelConfig
 from workbench.models.progress import Cancel, Progress
-from workbench.spec.errors import PayloadError
-
-_LENGTH = struct.Struct("<I")
 
 
 def full_layout(config: ModelConfig) -> Layout:
@@ -50,25 +46,15 @@ class CacheGenRows:
     def encode(
         self, rows: CachedRows, progress: Progress | None = None, cancel: Cancel | None = None
     ) -> bytes:
-        """Each chunk behind its length, uint32 little endian."""
+        """Each chunk behind its length."""
         chunks = encode_context(
             self.codec, rows, [self.level], chunk=self.chunk, progress=progress, cancel=cancel
         )
-        return b"".join(part for (data,) in chunks for part in (_LENGTH.pack(len(data)), data))
+        return b"".join(frame(data) for (data,) in chunks)
 
     def open(self, data: Bytes) -> StoredRows:
-        """Check every chunk; raises :class:`PayloadError` for what is wrong with one, or a false length."""
-        view, at, chunks = memoryview(data), 0, list[StoredChunk]()
-        while at < len(view):
-            if at + _LENGTH.size > len(view):
-                raise PayloadError("The stored chunks end inside a length.", hint="Save them again.")
-            (size,) = _LENGTH.unpack(view[at : at + _LENGTH.size])
-            at += _LENGTH.size
-            chunks.append(self.codec.open(view[at : at + size]))
-            at += size
-        if not chunks:
-            raise PayloadError("The stored KV has no chunks.", hint="Save it again.")
-        return _Joined(chunks)
+        """Check every chunk; raises :class:`PayloadError` for what is wrong with one, or its length."""
+        return _Joined([self.codec.open(part) for part in frames(data)])
 
 
 class _Joined:

@@ -7,6 +7,7 @@ that has instructions for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -61,12 +62,12 @@ class Stored:
         return k, v
 
     @cached_property
-    def _factors(self) -> tuple[Tensor, ...]:
+    def factors(self) -> tuple[Tensor, ...]:
         """Coefficients in the dtype that they are multiplied in."""
         return tuple(c.to(_product_dtype(self._dtype)) for c in self.coefficients)
 
     @cached_property
-    def _turn(self) -> tuple[Tensor, Tensor]:
+    def turn(self) -> tuple[Tensor, Tensor]:
         """The rotation to the coded positions, the same in every layer."""
         header = self.header
         return self._joint.turn(self.positions[header.lead : header.lead + header.coded])
@@ -76,22 +77,30 @@ class Stored:
 
         Of a sliding-window layer only the last ``header.sliding`` rows are stored; earlier ones are zero.
         """
-        header, joint = self.header, self._joint
+        header = self.header
         if layer in self._others:
             kept = self._sliding[:, self._others.index(layer)]
             out = kept.new_zeros(2, header.tokens, *kept.shape[2:])
             out[:, header.tokens - header.sliding :] = kept
             return out[0], out[1]
-        at = joint.layers.index(layer)
-        middle = [
-            self._product(side, coefficients, joint.columns(layer)).view(-1, joint.heads, joint.dim)
-            for side, coefficients in zip((self._artefact.k, self._artefact.v), self._factors, strict=True)
-        ]
-        middle[0] = apply_rope(middle[0], *self._turn)
+        return self.around(layer, *self.coded(layer, self.factors, self.turn))
+
+    def coded(
+        self, layer: int, factors: Sequence[Tensor], turn: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values [n, Hkv, D] of a layer behind n rows of coefficients, keys turned by ``turn``."""
+        joint = self._joint
         k, v = (
-            torch.cat([self._lead[i, at], middle[i].to(self._dtype), self._tail[i, at]]) for i in range(2)
+            self._product(side, coefficients, joint.columns(layer)).view(-1, joint.heads, joint.dim)
+            for side, coefficients in zip((self._artefact.k, self._artefact.v), factors, strict=True)
         )
-        return k, v
+        return apply_rope(k, *turn).to(self._dtype), v.to(self._dtype)
+
+    def around(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The coded rows of a layer with those that are kept in 16 bits before and behind them."""
+        at = self._joint.layers.index(layer)
+        lead, tail = self._lead[:, at], self._tail[:, at]
+        return torch.cat([lead[0], k, tail[0]]), torch.cat([lead[1], v, tail[1]])
 
     def rows(self) -> CachedRows:
         """All layers."""

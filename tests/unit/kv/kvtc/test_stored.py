@@ -21,9 +21,9 @@ def test_the_bfloat16_product_adds_next_to_nothing(make_rows, make_codec, joint)
     codec = make_codec(8)
     stored = codec.open(codec.encode(rows))
     fast = stored.rows()
-    assert stored._factors[0].dtype == torch.bfloat16 and fast.k[0].dtype == torch.bfloat16
+    assert stored.factors[0].dtype == torch.bfloat16 and fast.k[0].dtype == torch.bfloat16
     exact = codec.open(codec.encode(rows))
-    exact.__dict__["_factors"] = exact.coefficients
+    exact.__dict__["factors"] = exact.coefficients
     reference = exact.rows()
     coding = error(reference, rows)
     assert coding > 0 and error(fast, rows) < 1.02 * coding
