@@ -108,10 +108,10 @@ class MethodResult:
         if self.parameters:
             share = 100 * self.shared / (2 * self.parameters)
             out.append(Metric("artefact_share", share, "%", of="16-bit parameters", better="lower"))
-        saved = sum(r.sixteen - r.payload for r in self.results)
-        tokens = sum(r.tokens for r in self.results)
-        if saved > 0 and tokens:
-            note = "tokens stored until what they save exceeds the artefact"
+        saved = sum(r.coded_sixteen - r.coded for r in self.results)
+        tokens = sum(r.tokens * r.coded_sixteen / r.sixteen for r in self.results)
+        if saved > 0:
+            note = "coded tokens until what they save exceeds the artefact"
             out.append(Metric("break_even", self.shared * tokens / saved, "tok", better="lower", note=note))
         return out
 
