@@ -26,6 +26,7 @@ from workbench.cli import (
     saving,
     stored,
     sweeping,
+    training,
 )
 from workbench.cli.failure import report
 from workbench.cli.output import only_json
@@ -85,6 +86,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": benching.bench,
     "kernels": kernels.list_kernels,
     "gpu-check": gpu_check.gpu_check,
+    "train": training.train,
     "runs": stored.list_runs,
     "compare": stored.compare_runs,
     "export": stored.export_runs,

@@ -22,6 +22,8 @@ class BindContext:
     numerics: Numerics
     device: torch.device
     page_size: int
+    model: str = ""  # its name or folder, and the fingerprint of its weights where they are known
+    fingerprint: str = ""
     kv_ranges: KVRanges | None = None  # these two: of techniques that are calibrated, once it was measured
     kv_sharing: SharingHarm | None = None
     kernels: CDLL | None = None  # of the plan's ``compiled``

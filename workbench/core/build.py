@@ -28,7 +28,7 @@ from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
 from workbench.engine.resident import ResidentStore, mirror_nbytes
 from workbench.engine.scheduler import Boundary, Scheduler
-from workbench.engine.seams import AttentionOp, KVCodec, PageGeometry
+from workbench.engine.seams import AttentionOp, KVCodec, PageGeometry, TargetDrafter
 from workbench.engine.selection import KVSelector
 from workbench.engine.store import PageStore, pool_nbytes
 from workbench.engine.text import MakeStream
@@ -53,6 +53,8 @@ def context_of(plan: Plan, config: ModelConfig, **measured: Any) -> BindContext:
         numerics=plan.numerics,
         device=torch.device(plan.device),
         page_size=plan.page_size,
+        model=plan.model,
+        fingerprint=plan.model_fingerprint,
         **measured,
     )
 
@@ -308,6 +310,8 @@ def build_engine(
         boundaries=_boundaries(plan, codec, op),
     )
     drafter, selector = _bound(plan, "drafter", config), selector or kv_selector(plan, config)
+    if isinstance(drafter, TargetDrafter):
+        drafter.attach_target(decoder)
     verify = None
     if drafter is not None:
         rule = catalog.get("verify")

@@ -46,6 +46,7 @@ MODULES: dict[str, str] = {
     "ngram": "workbench.speculative.ngram",
     "suffix": "workbench.speculative.suffix",
     "draft_model": "workbench.speculative.draft_model",
+    "medusa": "workbench.speculative.medusa",
     "verify": "workbench.speculative.verify",
     "typical": "workbench.speculative.typical",
     "goodput": "workbench.speculative.goodput",

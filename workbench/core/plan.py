@@ -80,10 +80,10 @@ def plan(
     conflicts += [c for t in techniques for c in machine_conflicts(t.spec, dtype, numerics)]
     conflicts += _slot_conflicts(techniques)
     limits = _fit_limits(limits if limits is not None else EngineLimits(), model.config)
-    page_size, page_conflicts = _page_size(configs, model.config, dtype, numerics, device)
+    page_size, page_conflicts = _page_size(configs, model, dtype, numerics, device)
     conflicts += page_conflicts
     conflicts += storage_conflicts(configs, model.config)
-    context = _context(model.config, dtype, numerics, device, page_size)
+    context = _context(model, dtype, numerics, device, page_size)
     conflicts += selection_conflicts(configs, context) + drafter_conflicts(configs, context)
     if conflicts:
         return conflicts
@@ -184,7 +184,7 @@ def _slot_conflicts(techniques: list[catalog.Technique]) -> list[Conflict]:
 
 
 def _page_size(
-    configs: dict[str, Any], model: ModelConfig, dtype: DType, numerics: Numerics, device: str
+    configs: dict[str, Any], model: ModelFacts, dtype: DType, numerics: Numerics, device: str
 ) -> tuple[int, list[Conflict]]:
     """The page size every codec can work with; what ``paged`` asks for must be among them."""
     asked = configs["paged"].page_size if "paged" in configs else 0
@@ -196,7 +196,7 @@ def _page_size(
         if technique.spec.seam != "kv_codec":
             continue
         try:
-            sizes = technique.bind(config, context).page_sizes(model.head_dim)
+            sizes = technique.bind(config, context).page_sizes(model.config.head_dim)
         except OptionError as err:
             out.append(Conflict(technique_id, "model", "head size", str(err)))
             continue
@@ -210,10 +210,16 @@ def _page_size(
     return size, out
 
 
-def _context(
-    model: ModelConfig, dtype: DType, numerics: Numerics, device: str, page_size: int
-) -> BindContext:
-    return BindContext(model, getattr(torch, dtype), numerics, torch.device(device), page_size)
+def _context(model: ModelFacts, dtype: DType, numerics: Numerics, device: str, page_size: int) -> BindContext:
+    return BindContext(
+        config=model.config,
+        dtype=getattr(torch, dtype),
+        numerics=numerics,
+        device=torch.device(device),
+        page_size=page_size,
+        model=model.name,
+        fingerprint=model.fingerprint,
+    )
 
 
 def _check_settings(device: object, dtype: object, numerics: object) -> None:

@@ -1,4 +1,4 @@
-"""Whether a drafter with layers of its own fits the model it drafts for."""
+"""Whether a drafter with layers of its own, or a head that was trained, fits the model it drafts for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.core import catalog
 from workbench.core.binding import BindContext
-from workbench.spec.errors import OptionError
+from workbench.spec.errors import HeadMismatch, MissingHead, OptionError
 from workbench.spec.plan import Conflict
 
 
@@ -16,10 +16,12 @@ def drafter_conflicts(configs: Mapping[str, Any], context: BindContext) -> list[
     out = []
     for technique_id, config in configs.items():
         technique = catalog.get(technique_id)
-        if not technique.spec.keeps_kv:
+        if not technique.spec.keeps_kv and not technique.spec.trained:
             continue
         try:
             technique.bind(config, context)
         except OptionError as err:
             out.append(Conflict(technique_id, "model", "layers", str(err)))
+        except (MissingHead, HeadMismatch) as err:
+            out.append(Conflict(technique_id, "model", "head", str(err)))
     return out

@@ -122,6 +122,10 @@ class Decoder:
         rows = F.embedding(ids, self.weights.embed).to(self.weights.residual_dtype)
         return rows if self._embed_scale is None else rows * self._embed_scale
 
+    def final_norm(self, stream: Tensor) -> Tensor:
+        """What the head is given [R, H], from the stream [R, H] that leaves the last layer."""
+        return self._final_norm(stream)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] of hidden rows [R, H] that passed the final norm."""
         logits = self.weights.head.fn(hidden)

@@ -109,6 +109,14 @@ class TokenizerError(ModelError):
     """A tokenizer that is missing, broken, or lacks what was asked of it."""
 
 
+class MissingHead(ModelError):
+    """A trained draft head that is not there; ``hint`` is the command that trains it."""
+
+
+class HeadMismatch(ModelError):
+    """A draft head that was trained for other weights, or a file that is no head."""
+
+
 # -- requests and running -----------------------------------------------------------------
 
 

@@ -56,6 +56,7 @@ class TechniqueSpec:
     ``needs``: capabilities that the plan (engine, other techniques, model, device) must provide.
     ``provides``: capabilities it adds for others.
     ``conflicts``: ids it cannot share a plan with, each with one sentence of remedy.
+    ``trained``: a drafter with a head that must be trained for the very weights it drafts for.
     ``keeps_kv``: a drafter with KV layers of its own in the engine's pages; bound, it says how many.
     ``sweep``: its points on a rate-distortion curve, each as options ``k=v,k=v`` ("": the defaults).
     ``dtypes``, ``numerics``: the only ones it works in (empty: all).
@@ -78,6 +79,7 @@ class TechniqueSpec:
     backends: tuple[str, ...] = ("cpu", "cuda")
     claims: tuple[Claim, ...] = ()
     keeps_kv: bool = False
+    trained: bool = False
     dtypes: tuple[str, ...] = ()
     numerics: tuple[str, ...] = ()
     compiler: bool = False

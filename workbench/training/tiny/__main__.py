@@ -14,9 +14,9 @@ import torch
 import typer
 
 from workbench.spec.errors import WorkbenchError
+from workbench.training import checkpoint
 from workbench.training.corpus import fetch
 from workbench.training.errors import TrainingError
-from workbench.training.tiny import checkpoint
 from workbench.training.tiny.export import write_model
 from workbench.training.tiny.prepare import Corpus, prepare, write_data
 from workbench.training.tiny.train import Settings, build, llama_config, run_key, train

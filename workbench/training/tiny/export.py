@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
 
+from workbench.training.checkpoint import Progress
 from workbench.training.tiny.card import card
-from workbench.training.tiny.checkpoint import Progress
 from workbench.training.tiny.evaluate import TextScore, score
 from workbench.training.tiny.prepare import Corpus
 from workbench.training.tiny.tokenizer import END_OF_TEXT, IM_END, wrap

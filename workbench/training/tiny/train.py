@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from workbench.training import checkpoint
 from workbench.training.errors import TrainingError
-from workbench.training.tiny import checkpoint
 from workbench.training.tiny.data import Windows
 from workbench.training.tiny.tokenizer import END_OF_TEXT, IM_END, VOCAB_SIZE
 

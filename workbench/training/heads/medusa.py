@@ -1,0 +1,108 @@
+"""Training Medusa heads (arXiv 2401.10774, Medusa-1: the target stays as it is).
+
+Head k learns the law of the token k behind the next one, weighted 0.8^k, over the tokens that the model says
+often; its rows of the vocabulary matrix are the target's own and frozen. The form of a head, and why it is
+not the paper's, is told in :mod:`workbench.speculative.medusa`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.models.decoder import Decoder
+from workbench.models.source import Source
+from workbench.speculative.medusa import head_states
+from workbench.training.heads.losses import LossName, loss_of
+from workbench.training.heads.rows import Rows, targets
+
+WEIGHT = 0.8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``heads``; ``rank`` of each (0: half the model's width); ``vocab`` tokens that the loss is over."""
+
+    heads: int = 4
+    rank: int = 0
+    vocab: int = 4096
+    loss: LossName = "kl"
+
+
+class MedusaHeads(nn.Module):
+    """``down`` [K, R, H] and ``up`` [K, H, R], which starts at zero: a new head says what the model says."""
+
+    def __init__(self, shape: Shape, hidden: int, seed: int = 0) -> None:
+        super().__init__()
+        rank = shape.rank or hidden // 2
+        generator = torch.Generator().manual_seed(seed)
+        down = torch.randn(shape.heads, rank, hidden, generator=generator) / hidden**0.5
+        self.down = nn.Parameter(down)
+        self.up = nn.Parameter(torch.zeros(shape.heads, hidden, rank))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """States [n, K, H] that go to the vocabulary matrix, of ``z`` [n, H]."""
+        return head_states(z, self.down, self.up)
+
+
+class MedusaLoss:
+    """The loss of batches of conversations, for :func:`~workbench.training.heads.optimise.optimise`."""
+
+    def __init__(
+        self,
+        model: MedusaHeads,
+        shape: Shape,
+        decoder: Decoder,
+        matrix: Tensor,
+        ids: Tensor,
+        rows: Sequence[Rows],
+    ) -> None:
+        self.model, self.shape, self.decoder, self.rows = model, shape, decoder, rows
+        self.kept = ids[: shape.vocab].long()
+        self.matrix = matrix.index_select(0, self.kept).to(decoder.weights.dtype)
+        self.place = torch.full((matrix.shape[0],), -1).scatter_(0, self.kept, torch.arange(len(self.kept)))
+
+    def __call__(self, numbers: Sequence[int], share: float) -> tuple[Tensor, int]:
+        """Weighted mean over heads and rows, and the number of tokens predicted by all heads."""
+        batch = [self.rows[i] for i in numbers]
+        z = normed(self.decoder, torch.cat([r.stream for r in batch]))
+        wanted = targets(batch, self.shape.heads)
+        wanted = torch.where(wanted >= 0, self.place[wanted.clamp_min(0)], -1)
+        law = None
+        if self.shape.loss != "ce":
+            with torch.no_grad():
+                law = self._logits(z).softmax(-1)
+        states = self.model(z)
+        total, weights, tokens = z.new_zeros(()), 0.0, 0
+        for k in range(self.shape.heads):
+            at = (wanted[:, k] >= 0).nonzero()[:, 0]
+            if not len(at):
+                continue
+            later = None if law is None else law[at + k + 1]  # head k + 1 answers for the law k + 1 rows on
+            each = loss_of(self.shape.loss, self._logits(states[at, k]), wanted[at, k], later, share)
+            weight = WEIGHT ** (k + 1)
+            total, weights, tokens = total + weight * each.mean(), weights + weight, tokens + len(at)
+        return total / max(weights, 1e-9), tokens
+
+    def likeliest(self, z: Tensor, width: int) -> Tensor:
+        """Tokens [n, K, width] that each head finds likeliest, of those that the loss is over."""
+        return self.kept[self._logits(self.model(z)).topk(width, -1).indices]
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return F.linear(states.to(self.matrix.dtype), self.matrix).to(states.dtype)
+
+
+def normed(decoder: Decoder, stream: Tensor) -> Tensor:
+    """What heads read [n, H], from stored streams [n, H]."""
+    with torch.no_grad():
+        return decoder.final_norm(stream.to(decoder.weights.residual_dtype)).float()
+
+
+def vocabulary_matrix(source: Source) -> Tensor:
+    """The target's output matrix [V, H], as stored."""
+    tied = source.config.tie_embeddings
+    return source.tensor("model.embed_tokens.weight" if tied else "lm_head.weight")

@@ -1,0 +1,123 @@
+"""The training loop of every head: AdamW, warm-up, cosine, clipping, checkpoints, a learning curve.
+
+A run is a function of its key and step numbers alone: which conversations a step sees, its learning rate, its
+share of the whole. Stopped and started again it ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from workbench.models.progress import Cancel, Progress, report
+from workbench.spec.errors import Cancelled, OptionError
+from workbench.training import checkpoint
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """``batch`` conversations per step; ``lr`` falls to a twentieth. ``seed`` shuffles and initialises."""
+
+    steps: int = 600
+    batch: int = 8
+    lr: float = 1e-3
+    warmup: float = 0.05
+    decay: float = 0.01
+    clip: float = 0.5
+    seed: int = 0
+    save_every: int = 100
+    look_every: int = 50
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise OptionError(f"lr = {self.lr!r} is no learning rate.", hint="Choose one above 0.")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step: linear warm-up, then a cosine."""
+        warm = max(1.0, self.warmup * self.steps)
+        if step < warm:
+            return self.lr * (step + 1) / warm
+        along = (step - warm) / max(1.0, self.steps - warm)
+        return self.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * along)))
+
+    def chosen(self, step: int, count: int) -> list[int]:
+        """Numbers below ``count`` that a step trains on: whole passes in an order of their own each."""
+        first = step * self.batch
+        out = []
+        for n in range(first, first + self.batch):
+            epoch, at = divmod(n, count)
+            generator = torch.Generator().manual_seed((self.seed << 20) + epoch)
+            out.append(int(torch.randperm(count, generator=generator)[at]))
+        return out
+
+
+Loss = Callable[[list[int], float], tuple[Tensor, int]]
+"""``loss(numbers, share)``: mean loss of these conversations, and how many tokens it is the mean of."""
+
+
+def optimise(
+    model: nn.Module,
+    loss: Loss,
+    count: int,
+    schedule: Schedule,
+    folder: Path,
+    key: str,
+    look: Callable[[], Mapping[str, float]],
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> checkpoint.Progress:
+    """Train ``model`` in place, or go on from the checkpoint in ``folder``; ``curve.json`` there grows.
+
+    ``look`` measures what a point of the curve shows. Raises ``Cancelled`` between two steps, a checkpoint
+    written, and :class:`CheckpointMismatch` when the folder holds a run with another ``key``.
+    """
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay
+    )
+    state = checkpoint.restore(folder, model, [optimizer], key)
+    while state.step < schedule.steps:
+        if cancel is not None and cancel():
+            checkpoint.save(folder, model, [optimizer], state)
+            raise Cancelled(
+                f"Training stopped at step {state.step} of {schedule.steps}.",
+                hint="The same command goes on from there.",
+            )
+        started = time.thread_time()
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.rate(state.step)
+        numbers = schedule.chosen(state.step, count)
+        value, tokens = loss(numbers, state.step / schedule.steps)
+        optimizer.zero_grad(set_to_none=True)
+        value.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), schedule.clip)
+        optimizer.step()
+        seen = float(value.detach())
+        state.step += 1
+        state.windows += len(numbers)
+        state.tokens += tokens
+        state.seconds += time.thread_time() - started
+        done = state.step == schedule.steps
+        if state.step % schedule.look_every == 0 or done:
+            point = {"step": state.step, "tokens": state.tokens, "loss": round(seen, 4), **look()}
+            state.curve.append(point)
+            _write_curve(folder, state)
+        if state.step % schedule.save_every == 0 or done:
+            checkpoint.save(folder, model, [optimizer], state)
+        report(progress, state.step / schedule.steps, f"step {state.step}, loss {seen:.3f}")
+    return state
+
+
+def _write_curve(folder: Path, state: checkpoint.Progress) -> None:
+    """Beside the checkpoint, so that a run can be watched."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.with_name(folder.name + "-curve.json")
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(state.curve, indent=1))
+    unfinished.replace(path)

@@ -1,0 +1,180 @@
+"""From a model's name to a head that drafts for it: data, training, measuring, one file.
+
+    from workbench.training.heads.train import train_medusa
+    train_medusa("tiny", DataSettings(tokens=20_000), Shape(), Schedule(steps=300))
+
+Needs no session. Everything that was made is kept, whenever it is stopped; the same call goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.engine.params import SamplingParams
+from workbench.models.cache import cache_dir
+from workbench.models.heads import HeadFile, read_head, target_name, write_head
+from workbench.models.progress import Cancel, Progress, part, report
+from workbench.training.heads.evaluate import NODES, WIDTH, Ranks, in_engine, rank
+from workbench.training.heads.medusa import MedusaHeads, MedusaLoss, Shape, normed, vocabulary_matrix
+from workbench.training.heads.optimise import Schedule, optimise
+from workbench.training.heads.rows import Rows, frequent, load
+from workbench.training.heads.shards import DataSettings, Shards
+from workbench.training.heads.target import Target, open_target
+
+VOCAB_KEPT = 8192
+"""Ids kept with a head for drafting from fewer tokens."""
+LOOKED = 8  # held-out conversations that a point of the curve is measured on
+
+
+def train_medusa(
+    model: str | Path,
+    data: DataSettings | None = None,
+    shape: Shape | None = None,
+    schedule: Schedule | None = None,
+    *,
+    out: Path | None = None,
+    prompts: int = 12,
+    target: Target | None = None,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> HeadFile:
+    """Train, measure and write the heads of a model; gives the file that the ``medusa`` technique finds.
+
+    ``out``: a folder of heads that gets a copy of the file in the cache folder. ``prompts``: held-out prompts
+    that the engine answers with the finished head.
+
+    Raises :class:`ModelError` s, :class:`TrainingError` and ``Cancelled``.
+    """
+    data, shape, schedule = data or DataSettings(), shape or Shape(), schedule or Schedule()
+    target = target or open_target(model, progress=part(progress, 0.0, 0.02), cancel=cancel)
+    config = target.source.config
+    shards = Shards(target, data)
+    trained, held = load(shards, config.num_layers, part(progress, 0.02, 0.55), cancel)
+    ids = frequent(trained, config.vocab_size, VOCAB_KEPT)
+    heads = MedusaHeads(shape, config.hidden_size, schedule.seed)
+    loss = MedusaLoss(heads, shape, target.decoder, vocabulary_matrix(target.source), ids, trained)
+
+    def look() -> dict[str, float]:
+        found = rank(lambda s: _trained_candidates(loss, s), held[:LOOKED], shape.heads)
+        return {f"top1_{k + 1}": round(a, 4) for k, a in enumerate(found.accuracy())}
+
+    settings = {n: v for n, v in asdict(schedule).items() if not n.endswith("_every")}
+    key = repr((shards.key, len(trained), sorted(asdict(shape).items()), sorted(settings.items())))
+    folder = shards.folder / f"medusa-{hashlib.blake2b(key.encode(), digest_size=6).hexdigest()}"
+    state = optimise(
+        heads, loss, len(trained), schedule, folder, key, look, part(progress, 0.55, 0.85), cancel
+    )
+    name = Path(target_name(model)) / "medusa.safetensors"
+    facts = {
+        "heads": shape.heads,
+        "target": target_name(model),
+        "recipe": {"shape": asdict(shape), "schedule": settings, "data": asdict(data)},
+        "trained": {
+            "conversations": len(trained),
+            "answer_tokens": sum(len(r.following) - 1 for r in trained),
+            "predictions": state.tokens,
+            "cpu_seconds": round(state.seconds, 1),
+            "dtype": target.plan.dtype,
+        },
+        "curve": state.curve,
+    }
+    path = cache_dir() / "heads" / name  # where the engine that measures it looks first
+    made = finish(target, heads, ids, held, path, facts, prompts, part(progress, 0.85, 1.0), cancel)
+    if out is None:
+        return made
+    write_head(out / name, made.kind, made.fingerprint, made.facts, made.tensors())
+    return read_head(out / name)
+
+
+def finish(
+    target: Target,
+    heads: MedusaHeads,
+    ids: Tensor,
+    held: Sequence[Rows],
+    path: Path,
+    facts: dict[str, Any],
+    prompts: int,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> HeadFile:
+    """Count the tree on one half of the held-out conversations, run the engine on the other; the file."""
+    half = max(1, len(held) // 2)
+    ranks = rank(lambda s: _candidates(target, heads, s), held[:half], heads.down.shape[0], cancel)
+    paths, shares = ranks.paths()
+    if not paths:  # nothing was ever right: draft one token all the same, and let the numbers say so
+        paths, shares = [[0]], [0.0]
+    report(progress, 0.4, "ranks measured")
+    facts = {**facts, "paths": paths, "path_shares": shares, "held_out": _accuracies(ranks, half)}
+    tensors = {
+        "down": heads.down.detach().to(torch.bfloat16),
+        "up": heads.up.detach().to(torch.bfloat16),
+        "ids": ids,
+    }
+    fingerprint = target.source.fingerprint
+    write_head(path, "medusa", fingerprint, facts, tensors)
+    asked = list(dict.fromkeys(r.conversation.prompt for r in held[half:]))[:prompts]
+    if asked:
+        facts["engine"] = measured(target, asked, part(progress, 0.4, 1.0), cancel)
+        write_head(path, "medusa", fingerprint, facts, tensors)
+    return read_head(path)
+
+
+def measured(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> dict[str, Any]:
+    """Chain and tree in the engine, greedy and at temperature 1, and whether greedy output is the same."""
+    out: dict[str, Any] = {}
+    greedy = SamplingParams(max_tokens=96)
+    _, plain = in_engine(target, None, prompts, greedy, cancel)
+    runs = {
+        "chain": ("medusa:branches=false", greedy),
+        "tree": ("medusa:nodes=24", greedy),
+        "tree, 64 nodes": (f"medusa:nodes={NODES}", greedy),
+        "tree, temperature 1": ("medusa:nodes=24", SamplingParams(max_tokens=96, temperature=1.0, seed=1)),
+    }
+    for n, (name, (use, params)) in enumerate(runs.items()):
+        found, said = in_engine(target, use, prompts, params, cancel)
+        if params.greedy:
+            found["same_output"] = sum(a == b for a, b in zip(said, plain, strict=True))
+        out[name] = found
+        report(progress, (n + 1) / len(runs), f"{name}: {found['tau'] or 0:.2f} tokens per step")
+    return out
+
+
+def _accuracies(ranks: Ranks, conversations: int) -> dict[str, Any]:
+    accuracy = {f"top{n}": [round(a, 4) for a in ranks.accuracy(n)] for n in (1, 2, 5, WIDTH)}
+    return {"conversations": conversations, "rows": len(ranks.ranks), **accuracy}
+
+
+def _candidates(target: Target, heads: MedusaHeads, stream: Tensor) -> Tensor:
+    """Likeliest tokens [n, K, width] of the whole vocabulary, by the target's own head."""
+    with torch.inference_mode():
+        states = heads(normed(target.decoder, stream))
+        logits = target.decoder.logits(states.flatten(0, 1).to(target.decoder.weights.residual_dtype))
+        best: Tensor = logits.topk(min(WIDTH, logits.shape[-1]), -1).indices
+        return best.view(*states.shape[:2], -1)
+
+
+def _trained_candidates(loss: MedusaLoss, stream: Tensor) -> Tensor:
+    """The same among the tokens that the loss is over, which costs less."""
+    with torch.inference_mode():
+        found = loss.likeliest(normed(loss.decoder, stream), 1)
+    return found
+
+
+def summary(head: HeadFile) -> dict[str, Any]:
+    """What a command shows: the head's facts without curve and paths."""
+    hidden = ("curve", "paths", "path_shares")
+    facts = {n: v for n, v in head.facts.items() if n not in hidden}
+    return json.loads(json.dumps({"file": str(head.path), "fingerprint": head.fingerprint, **facts}))  # type: ignore[no-any-return]
