@@ -137,6 +137,7 @@ def save_steps(
             coded = codec.encode(pages, part(progress, 0.5, 0.9), cancel)
         kv_bytes = _kv_bytes(engine, pages)
     finally:
+        engine.drafting.forget(seq)
         engine.kv.release(seq)
     yield
     encoded = perf_counter()
@@ -276,7 +277,9 @@ def _compute(engine: Engine, seq: EngineSequence, progress: Progress | None) -> 
         )
         with torch.inference_mode():
             executor.forward(executor.prepare(StepPlan(0, (span,))))
+            engine.drafting.before_commit(seq, begin + n)  # pages are complete in a drafter's layers too
             engine.kv.commit(seq, begin + n)
+            engine.drafting.after_commit(seq)
         report(progress, seq.computed / end, "computing the conversation")
         yield
 

@@ -48,7 +48,7 @@ def submit_save(
             )
         yield
         layers = drafter_layers(plan, engine.executor.decoder.config)
-        drafter = "" if not layers else f"{layers} KV layers" if not made.lossy else "starts cold"
+        drafter = "" if not layers else f"{layers} KV layers" if not made.lossy else "the drafter starts cold"
         done = yield from save_steps(
             engine,
             Path(path),

@@ -142,6 +142,25 @@ def test_a_finished_run_is_saved_with_its_answer(open_session, tmp_path):
         session.save_cache(tmp_path / "other.kv", by_id).result()
 
 
+@pytest.mark.parametrize("codec", ["raw", LOSSY[0]])
+def test_a_drafter_s_layers_come_along_or_start_cold(open_session, tmp_path, codec):
+    uses = (*PAGED, "draft_model:layers=1")
+    session = open_session(*uses)
+    plain, _ = answer(session)
+    saved = session.save_cache(tmp_path / "talk.kv", IDS, codec).result()
+    assert saved.drafter == ("1 KV layers" if codec == "raw" else "the drafter starts cold")
+    other = open_session(*uses)
+    resumed = other.resume(tmp_path / "talk.kv").result()
+    assert resumed.drafter == saved.drafter
+    ids, cached = answer(other, salt=resumed.salt)
+    assert cached == 64 and (codec != "raw" or ids == plain)
+    planes = [s._state.engine.kv.stores[0].planes["k"][-1, 1:5] for s in (session, other)]
+    assert torch.equal(*planes) == (codec == "raw")
+    if codec == "raw":
+        with pytest.raises(PayloadError, match="Plane"):
+            open_session(*PAGED).resume(tmp_path / "talk.kv").result()
+
+
 def test_sliding_windows_keep_the_pages_they_still_see(model_folder, tmp_path):
     """Lossy codecs leave layers with a window alone; prompts may end anywhere in the first page they see."""
     limits = EngineLimits(kv_pool_tokens=1024, max_sequences=8, max_context=128)
