@@ -1,4 +1,4 @@
-"""The film of page tables in a real JupyterLab: its slider obeys the keyboard, its boxes are there as text."""
+"""The film of page tables in a real JupyterLab: its slider obeys the keyboard, its boxes are text as well."""
 
 from __future__ import annotations
 
