@@ -23,12 +23,13 @@ from workbench.engine.bounds import reads_bounds
 from workbench.engine.cold import ColdTier
 from workbench.engine.cold_pages import ColdPages
 from workbench.engine.draft_runner import DraftRunner
+from workbench.engine.draft_target import TargetDrafter
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
 from workbench.engine.resident import ResidentStore, mirror_nbytes
 from workbench.engine.scheduler import Boundary, Scheduler
-from workbench.engine.seams import AttentionOp, KVCodec, PageGeometry, TargetDrafter
+from workbench.engine.seams import AttentionOp, KVCodec, PageGeometry
 from workbench.engine.selection import KVSelector
 from workbench.engine.store import PageStore, pool_nbytes
 from workbench.engine.text import MakeStream

@@ -18,8 +18,6 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from workbench.models.decoder import Decoder
-
 CPU = torch.device("cpu")
 
 # -- the step as plain data -----------------------------------------------------------------
@@ -322,18 +320,6 @@ class FeatureDrafter(Drafter, Protocol):
         """Streams [n, H], one per layer asked for, of the tokens ``start`` to ``start + n - 1``.
 
         In order of positions. Tokens that a prefix index gave are not shown: ``start`` then jumps.
-        """
-        ...
-
-
-@runtime_checkable
-class TargetDrafter(Drafter, Protocol):
-    """A drafter that computes with parts of the target itself: its embedding, final norm or head."""
-
-    def attach_target(self, target: Decoder) -> None:
-        """The target's decoder, before the first sequence begins; what is copied of it counts as drafter.
-
-        Raises :class:`HeadMismatch` when the drafter was trained for other weights.
         """
         ...
 
