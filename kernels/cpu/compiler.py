@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -28,7 +29,7 @@ UNITS = ("layer.cpp", "attention.cpp", "chunk.cpp", "codes.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w")
 NATIVE = ("-march=native",)
 TIMEOUT = 120.0
-"""Seconds a compiler may take; it needs about four."""
+"""Seconds a compiler may take for one file; it needs about two."""
 
 INSTALL = "Install a C++ compiler (Debian and Ubuntu: apt-get install g++) or name one in CXX."
 
@@ -79,10 +80,11 @@ def key(compiler: str, flags: Sequence[str]) -> str:
 def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
     runtime = _runtime()
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=target.parent) as scratch:
-        objects = []
-        for unit in UNITS:
-            objects.append(f"{scratch}/{unit}.o")
-            _call([compiler, *FLAGS, *flags, "-c", str(SOURCE / unit), "-o", objects[-1]])
+        objects = [f"{scratch}/{unit}.o" for unit in UNITS]
+        base = [compiler, *FLAGS, *flags, "-c"]
+        with ThreadPoolExecutor(len(UNITS)) as pool:
+            commands = ([*base, str(SOURCE / u), "-o", o] for u, o in zip(UNITS, objects, strict=True))
+            list(pool.map(_call, commands))
         made = f"{scratch}/kernels.so"
         openmp = ["-fopenmp"] if runtime is None else [str(runtime), f"-Wl,-rpath,{runtime.parent}"]
         _call([compiler, "-shared", *objects, "-o", made, *openmp])

@@ -31,7 +31,7 @@ EXACT = (
     "ngram tree",
     "reference",
 )
-LOSSY = ("kv_int8", "kv_fp8", "kivi:residual=32,group=32", "rtn", "streaming_llm", "adacurdkv")
+LOSSY = ("kv_int8", "kv_fp8", "kivi:residual=32,group=32", "rtn", "rtn:bits=8", "streaming_llm", "adacurdkv")
 
 Rows = dict[tuple[int, int], torch.Tensor]
 
@@ -140,7 +140,8 @@ def test_lossy_compositions_lose_the_same(lab: ModuleType, family: str, feature:
         assert distance(prompts, exact, both) <= 2 * distance(prompts, exact, alone) + 0.1
     path = both[2].steps[0].path
     assert "attention:compiled-pages" in path
-    assert f"linear:compiled {'W4' if feature.startswith('rtn') else 'bf16'}" in path
+    weights = {"rtn": "W4", "rtn:bits=8": "W8"}.get(feature, "bf16")
+    assert f"linear:compiled {weights}" in path
 
 
 def test_a_batch_of_any_size_equals_each_prompt_alone(lab: ModuleType) -> None:
