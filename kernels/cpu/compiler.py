@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from workbench.spec.errors import CompilerError
 
 SOURCE = Path(__file__).parent / "source"
-UNITS = ("layer.cpp", "attention.cpp", "chunk.cpp", "codes.cpp")
+UNITS = ("layer.cpp", "attention.cpp", "chunk.cpp", "codes.cpp", "encode.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w")
 NATIVE = ("-march=native",)
 TIMEOUT = 120.0

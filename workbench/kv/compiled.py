@@ -1,7 +1,7 @@
-"""Decoding of coded pages by compiled kernels: the bits that torch's decode gives, in one pass.
+"""Coding and decoding of pages by compiled kernels: the bits that torch gives, in one pass.
 
 Used where the ``compiled`` technique brought the kernels and attention computes in bfloat16; which of the two
-decodes is a matter of speed only.
+does it is a matter of speed only.
 """
 
 from __future__ import annotations
@@ -26,6 +26,28 @@ def usable(kernels: CDLL | None, out: Tensor) -> TypeGuard[CDLL]:
     """Whether pages can be decoded to ``out`` [n, Hkv, P, D] by the kernels."""
     fits = out.dtype == torch.bfloat16 and out.shape[-1] <= _WIDEST_HEAD and out.is_contiguous()
     return kernels is not None and fits
+
+
+def rows_usable(kernels: CDLL | None, *rows: Tensor) -> TypeGuard[CDLL]:
+    """Whether rows [T, Hkv, D] can be coded by the kernels: bfloat16, heads side by side."""
+    return kernels is not None and all(
+        x.dtype == torch.bfloat16 and x.stride(2) == 1 and x.stride(1) == x.shape[2] for x in rows
+    )
+
+
+def encode_bytes(kernels: CDLL, x: Tensor, where: Tensor, codes: Tensor, scale: Tensor) -> None:
+    """Rows ``x`` [T, Hkv, D] to slots ``where`` int64 [T] of ``codes`` [N, Hkv, P, D], int8 or E4M3.
+
+    ``scale`` float16 [N, Hkv, P] gets that of each row's largest element.
+    """
+    rows, heads, dim = x.shape
+    kernels.encode_bytes(
+        codes.dtype == torch.int8,
+        *(x.data_ptr(), x.stride(0), where.data_ptr()),
+        *(rows, heads, codes.shape[2], dim),
+        *(codes.data_ptr(), scale.data_ptr()),
+        torch.get_num_threads(),
+    )
 
 
 def decode_bytes(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
-from workbench.kv.compiled import decode_bytes, kernels_of, usable
+from workbench.kv.compiled import decode_bytes, encode_bytes, kernels_of, rows_usable, usable
 from workbench.kv.ranges import KVRanges
 from workbench.kv.rows import RowIndex
 from workbench.numerics.affine import symmetric_scale
@@ -155,6 +155,10 @@ class Fp8Codec:
 
     def encode(self, planes: Mapping[str, Tensor], where: Tensor, k: Tensor, v: Tensor) -> None:
         """Round rows ``k``, ``v`` [T, Hkv, D] into slots ``where`` int64 [T]."""
+        if self.scaling == "token" and rows_usable(self.kernels, k, v):
+            for name, x in (("k", k), ("v", v)):
+                encode_bytes(self.kernels, x, where, planes[name], planes[f"{name}_scale"])
+            return
         _, heads, size, dim = planes["k"].shape
         rows = self._rows(where, heads, size)
         both = torch.cat([k, v], 1)  # one pass: at a few rows the calls cost more than the arithmetic

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
-from workbench.kv.compiled import decode_bytes, kernels_of, usable
+from workbench.kv.compiled import decode_bytes, encode_bytes, kernels_of, rows_usable, usable
 from workbench.kv.constants import NoConstants
 from workbench.kv.rows import RowIndex
 from workbench.numerics.affine import symmetric_scale
@@ -88,6 +88,10 @@ class Int8Codec(NoConstants):
 
     def encode(self, planes: Mapping[str, Tensor], where: Tensor, k: Tensor, v: Tensor) -> None:
         """Quantize rows ``k``, ``v`` [T, Hkv, D] into slots ``where`` int64 [T]."""
+        if rows_usable(self.kernels, k, v):
+            for name, x in (("k", k), ("v", v)):
+                encode_bytes(self.kernels, x, where, planes[name], planes[f"{name}_scale"])
+            return
         _, heads, size, dim = planes["k"].shape
         rows = self._rows(where, heads, size)
         # K and V in one pass: at a few rows the calls cost more than the arithmetic.

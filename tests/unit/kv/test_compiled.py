@@ -125,3 +125,26 @@ def test_heads_wider_than_a_kernel_takes_are_decoded_by_torch(kernels) -> None:
     where = torch.arange(PAGES)
     want = decoded(codec, planes, where, size, dim=1024)
     assert torch.equal(decoded(replace(codec, kernels=kernels), planes, where, size, dim=1024), want)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("tokens", [1, 3, 300])
+def test_rows_are_coded_to_the_bytes_of_torch(kernels, name, tokens) -> None:
+    codec = CODECS[name]
+    g = PageGeometry(1, HEADS, 64, 64, PAGES, torch.bfloat16)
+    draw = torch.Generator().manual_seed(tokens)
+    magnitude = 10.0 ** torch.randint(-9, 6, (tokens, HEADS, 1), generator=draw)
+    both = torch.randn(tokens, 5 * HEADS, 64, generator=draw)
+    both[:, HEADS : 2 * HEADS] *= magnitude
+    both[0, HEADS], both[-1, HEADS + 1] = 0, torch.arange(-32, 32).float()  # zeros, and ties
+    both[:, 3 * HEADS] = torch.randint(-3, 3, (tokens, 64), generator=draw) * 3e38
+    both = both.bfloat16()
+    k, v = both[:, HEADS : 2 * HEADS], both[:, 3 * HEADS : 4 * HEADS]  # as views of the rows of a layer
+    where = torch.randperm(PAGES * 64, generator=draw)[:tokens]
+    stored = []
+    for made in (codec, replace(codec, kernels=kernels)):
+        planes = {p.name: torch.zeros(PAGES, *p.shape, dtype=p.dtype) for p in made.planes(g)}
+        made.encode(planes, where, k, v)
+        stored.append(planes)
+    for plane, bytes_of in stored[0].items():
+        assert torch.equal(bytes_of.view(torch.uint8), stored[1][plane].view(torch.uint8))
