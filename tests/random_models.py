@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import save_file
 
 from workbench.core import catalog
-from workbench.core.build import build_engine, build_kv, build_weights
+from workbench.core.build import build_engine
+from workbench.core.build_kv import build_kv
+from workbench.core.build_weights import build_weights
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams

@@ -17,7 +17,9 @@ import pytest
 import torch
 
 import workbench.engine.choose as choose
-from workbench.core.build import build_engine, build_kv, build_weights
+from workbench.core.build import build_engine
+from workbench.core.build_kv import build_kv
+from workbench.core.build_weights import build_weights
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.engine.params import SamplingParams
 from workbench.engine.scheduler import Batch

@@ -13,7 +13,8 @@ from statistics import mean
 import pytest
 import torch
 
-from workbench.core.build import attention_op, weights_key
+from workbench.core.bound import attention_op
+from workbench.core.build_weights import weights_key
 from workbench.core.kv_calibration import kv_rows
 from workbench.core.kv_p1 import submit_p1
 from workbench.core.kvtc_calibration import SINKS, calibration_sequences, kvtc_calibration

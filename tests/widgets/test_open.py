@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from workbench.core.build import build_weights
+from workbench.core.build_weights import build_weights
 from workbench.core.quality import submit_quality
 from workbench.core.session import Session
 from workbench.spec.errors import (

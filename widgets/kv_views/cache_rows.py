@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from workbench.core.build import attention_op
+from workbench.core.bound import attention_op
 from workbench.core.kv_calibration import kv_rows
 from workbench.core.texts import shipped_text
 from workbench.kv.cached import CachedRows

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from workbench.core.build import kv_codec
+from workbench.core.build_kv import kv_codec
 from workbench.core.quality import quality_plans
 from workbench.core.quality_windows import QualitySettings
 from workbench.kv.cached import CachedRows, RoundTrip, page_format

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from workbench.core.build import attention_op, weights_key
+from workbench.core.bound import attention_op
+from workbench.core.build_weights import weights_key
 from workbench.core.kvtc_calibration import kvtc_calibration
 from workbench.kv.kvtc.artefact import Artefact, Calibration
 from workbench.kv.kvtc.basis import Basis

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.build import attention_op, standalone_engine, weights_key
+from workbench.core.bound import attention_op
+from workbench.core.build import standalone_engine
+from workbench.core.build_weights import weights_key
 from workbench.core.cachegen_calibration import cachegen_artefact
 from workbench.core.cachegen_transfer import store_context
 from workbench.core.quality import quality_plans

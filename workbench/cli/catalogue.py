@@ -144,7 +144,7 @@ def plan_recipe(
     """Whether a recipe fits together, the model and the device; conflicts come with remedies (status 2)."""
     wanted = o.recipe_of(use, recipe)
     o.set_threads(threads)
-    from workbench.core.build import require_memory
+    from workbench.core.build_kv import require_memory
     from workbench.core.plan import ModelFacts, plan, require
     from workbench.core.room import present
     from workbench.models.registry import open_source

@@ -17,7 +17,8 @@ import torch
 from workbench.core.benchmark_engine import Batch, Decode, IdlePages, Prefill, SharedPrefix
 from workbench.core.benchmark_peers import PeerSetup, load_peers
 from workbench.core.benchmark_timing import Timed, interleave, timing_metrics
-from workbench.core.build import build_weights, standalone_engine, weights_key
+from workbench.core.build import standalone_engine
+from workbench.core.build_weights import build_weights, weights_key
 from workbench.core.latency import step_phases
 from workbench.core.peers import check_peers
 from workbench.core.plan import ModelFacts, plan, require

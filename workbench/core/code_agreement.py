@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from workbench.core.build import kv_codec
+from workbench.core.build_kv import kv_codec
 from workbench.core.quality import quality_plans
 from workbench.core.quality_windows import QualitySettings
 from workbench.kv.cached import CachedRows
@@ -61,7 +61,7 @@ def code_agreement(session: Session, rows: CachedRows) -> CodeAgreement:
             raise InvariantError("A plan with xquant has another KV format.")
         found = []
         for layer, sides in enumerate(zip(rows.k, rows.v, strict=True)):
-            k, v = (x[: pages * size].unflatten(0, (pages, size)).transpose(1, 2) for x in sides)
+            k, v = (x[: pages * size].view(pages, size, *x.shape[1:]).transpose(1, 2) for x in sides)
             with torch.inference_mode():
                 found.append(codec.at(layer).codes(k, v))
             yield

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from workbench.core import catalog
-from workbench.core.build import context_of, standalone_engine
+from workbench.core.bound import context_of
+from workbench.core.build import standalone_engine
 from workbench.core.kv_prepared import Prepared
 from workbench.core.kv_storage_methods import (
     Bench,

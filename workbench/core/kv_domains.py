@@ -12,7 +12,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from workbench.core.build import standalone_engine, weights_key
+from workbench.core.build import standalone_engine
+from workbench.core.build_weights import weights_key
 from workbench.core.domains import CHAT, domains, evaluation_ids, ids_without
 from workbench.core.kv_p1 import p1_steps
 from workbench.core.kv_points import Points, point_key

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from workbench.core.build import standalone_engine, weights_key
+from workbench.core.build import standalone_engine
+from workbench.core.build_weights import weights_key
 from workbench.core.kv_methods import Method, checked, planned, prepare
 from workbench.core.kv_points import Points, point_key, window_part
 from workbench.core.kv_prepared import Prepared, prepared

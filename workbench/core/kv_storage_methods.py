@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from workbench.core.build import attention_op, weights_key
+from workbench.core.bound import attention_op
+from workbench.core.build_weights import weights_key
 from workbench.core.cachegen_calibration import cachegen_artefact
 from workbench.core.kv_prepared import Clock, Prepared
 from workbench.core.kvtc_calibration import kvtc_calibration

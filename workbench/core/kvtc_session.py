@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from workbench.core.build import attention_op, weights_key
+from workbench.core.bound import attention_op
+from workbench.core.build_weights import weights_key
 from workbench.core.kvtc_calibration import kvtc_calibration
 from workbench.kv.kvtc.codec import Kvtc
 from workbench.kv.kvtc.config import Config

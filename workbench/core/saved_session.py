@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.at_rest import RAW, at_rest_codec, bound_storage, raw_codec, storage_use
-from workbench.core.build import attention_op, context_of, drafter_layers, weights_key
+from workbench.core.bound import attention_op, context_of
+from workbench.core.build_kv import drafter_layers
+from workbench.core.build_weights import weights_key
 from workbench.core.runner import Requested
 from workbench.core.saved_cache import Resumed, Saved, resume_steps, save_steps, shaped_by
 from workbench.engine.at_rest import AtRest

@@ -16,7 +16,7 @@ from weakref import finalize
 
 import torch
 
-from workbench.core.build import require_memory
+from workbench.core.build_kv import require_memory
 from workbench.core.jobs import CancelToken, Job
 from workbench.core.plan import ModelFacts, plan, require, why_not
 from workbench.core.room import present

@@ -11,7 +11,9 @@ from collections.abc import Callable, Generator
 from time import perf_counter
 from typing import Any
 
-from workbench.core.build import build_engine, build_kv, build_weights, kv_key, weights_key
+from workbench.core.build import build_engine
+from workbench.core.build_kv import build_kv, kv_key
+from workbench.core.build_weights import build_weights, weights_key
 from workbench.core.jobs import Job
 from workbench.core.runner import RequestJob
 from workbench.engine.engine import Engine

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.build import kv_codec
+from workbench.core.build_kv import kv_codec
 from workbench.core.plan import plan, require
 from workbench.kv.xquant.harm import SharingHarm
 from workbench.kv.xquant.schedule import Schedule

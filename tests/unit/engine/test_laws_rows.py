@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from workbench.core.build import build_kv, namespace
+from workbench.core.build_kv import build_kv, namespace
 from workbench.core.plan import plan, require
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import torch
 
-from workbench.core.build import attention_op, build_engine, build_kv, build_weights
+from workbench.core.bound import attention_op
+from workbench.core.build import build_engine
+from workbench.core.build_kv import build_kv
+from workbench.core.build_weights import build_weights
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.engine.engine import Engine
 from workbench.engine.seams import AttentionOp

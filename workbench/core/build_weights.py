@@ -1,0 +1,53 @@
+"""From a plan to its weight set: 16-bit weights, a weight format, or weights for compiled kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from workbench.core import catalog
+from workbench.core.bound import bound
+from workbench.models.compiled import compiled_pack
+from workbench.models.plain import plain_pack
+from workbench.models.progress import Cancel, Progress
+from workbench.models.source import Source
+from workbench.models.weightset import Pack, WeightSet, build_weight_set
+from workbench.spec.plan import Plan
+from workbench.spec.recipe import Recipe
+
+
+def weights_key(plan: Plan) -> tuple[str, str, str, str, str]:
+    """What a weight set depends on: two plans with equal keys share one."""
+    weights = [u for u in plan.recipe if catalog.get(u.id).spec.seam in ("weights", "kernels")]
+    return plan.model, plan.dtype, plan.numerics, plan.device, Recipe(tuple(weights)).key
+
+
+def build_weights(
+    plan: Plan, source: Source, progress: Progress | None = None, cancel: Cancel | None = None
+) -> WeightSet:
+    """Pack the plan's weight set; cancellable between layers, progress per layer."""
+    dtype = getattr(torch, plan.dtype)
+    kernels = bound(plan, "kernels", source.config)
+    method = bound(plan, "weights", source.config, kernels=kernels)
+
+    pack: Pack
+    if method is None and kernels is not None:
+        pack = compiled_pack(kernels, source.config.activation)
+    elif method is None:
+        pack = plain_pack(dtype, plan.numerics, plan.device, activation=source.config.activation)
+    else:
+
+        def pack(name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            return method.pack(name, weight, bias, dtype=dtype, numerics=plan.numerics, device=plan.device)
+
+    return build_weight_set(
+        source,
+        pack,
+        dtype,
+        plan.numerics,
+        progress,
+        cancel,
+        method=method.name if method is not None else "plain",
+        device=plan.device,
+    )
