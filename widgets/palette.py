@@ -19,6 +19,7 @@ MEMORY: tuple[tuple[str, str, str], ...] = (
     ("draft", "draft", "#12908e"),
     ("workspace", "workspace", "#a08448"),
     ("kv_cached", "KV cached", "#9cc3ea"),
+    ("kv_cold", "KV cold", "#5b7fa6"),
     ("kv_free", "KV reserved, free", "#c3cad3"),
 )
 PHASES: tuple[tuple[str, str, str], ...] = (

@@ -2,6 +2,7 @@
 const CATEGORIES = [
   ["kv_payload", "KV payload"], ["kv_meta", "KV metadata"], ["fragmentation", "fragmentation"],
   ["draft", "draft"], ["workspace", "workspace"], ["kv_cached", "KV cached"],
+  ["kv_cold", "KV cold"],
 ];
 const SPEEDS = [["decode_speed", "decode", "tok/s"], ["ttft", "TTFT", "ms"], ["tpot", "TPOT", "ms"]];
 

@@ -13,7 +13,7 @@ from workbench.widgets import clean, figures, words
 from workbench.widgets.palette import MEMORY, Theme
 from workbench.widgets.table import Table
 
-DRAWN = ("kv_payload", "kv_meta", "fragmentation", "draft", "workspace")
+DRAWN = ("kv_payload", "kv_meta", "fragmentation", "draft", "workspace", "kv_cold")
 _MIB = 1024 * 1024
 
 
