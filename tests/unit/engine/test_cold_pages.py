@@ -158,3 +158,29 @@ def test_files_go_with_the_store_that_nobody_holds(_cache: Path) -> None:
     closed.close()
     with pytest.raises(StorageError):
         closed.put(1, Coded({}, {}))
+
+
+@pytest.mark.parametrize("index", ["prefix_cache", "radix_cache"])
+def test_it_works_beside_drafts_chunks_samples_and_preemption(lab: ModuleType, index: str) -> None:
+    """Everything that moves pages at once, on a pool too small for all of it."""
+    engine = lab.make_engine(
+        "paged",
+        index,
+        "chunked_prefill:budget=32",
+        "ngram",
+        "kvtc:k_ratio=4,v_ratio=4",
+        pool=160,
+        page_size=16,
+        dtype="float32",
+        numerics="fast",
+    )
+    prompts = [FIRST, OTHER, FIRST[:40], [*FIRST, 9, 9], OTHER[:50]]
+    for _ in range(3):
+        ran = lab.run_engine(engine, prompts, max_tokens=12, ignore_eos=True, n=2, temperature=0.5)
+        assert all(len(ran.ids(f"r{i}", s)) == 12 for i in range(5) for s in range(2))
+        engine.kv.check()
+        assert engine.kv.pools[0].used == 0
+    counts = engine.kv.cold.tier.counts
+    assert counts.stored > 0 and counts.restored > 0 and counts.missed == 0
+    tier = engine.kv.cold.tier
+    assert tier.held == sum(node.nbytes for _, node in tier._used.values()) == tier.store.memory
