@@ -18,3 +18,9 @@ class TargetDrafter(Drafter, Protocol):
         Raises :class:`HeadMismatch` when the drafter was trained for other weights.
         """
         ...
+
+
+def attach_target(drafter: Drafter | None, target: Decoder) -> None:
+    """Give a drafter its target, if it is one that needs it."""
+    if isinstance(drafter, TargetDrafter):
+        drafter.attach_target(target)
