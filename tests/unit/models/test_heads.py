@@ -1,0 +1,90 @@
+"""Files of draft heads: found by model and kind, bound to weights, written whole, refused when none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from workbench.models import heads
+from workbench.models.heads import find_head, read_head, target_name, write_head
+from workbench.spec.errors import HeadMismatch, MissingHead, StorageError
+
+ONE = {"w": torch.ones(2, 3)}
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Cache and data folder of the test."""
+    cache, data = tmp_path / "cache", tmp_path / "data"
+    data.mkdir()
+    monkeypatch.setenv("WORKBENCH_CACHE", str(cache))
+    monkeypatch.setattr(heads, "data_dir", lambda: data)
+    return cache / "heads", data / "heads"
+
+
+def test_what_is_written_is_read(places):
+    path = places[0] / "m" / "medusa.safetensors"
+    write_head(path, "medusa", "f" * 64, {"heads": 2}, ONE)
+    found = find_head("m", "medusa", "f" * 64)
+    assert (found.path, found.kind, found.facts) == (path, "medusa", {"heads": 2})
+    assert torch.equal(found.tensors()["w"], ONE["w"])
+    assert [p.name for p in path.parent.iterdir()] == ["medusa.safetensors"]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_trained_here_comes_first_and_the_weights_decide(places):
+    cache, data = (root / "m" / "medusa.safetensors" for root in places)
+    write_head(data, "medusa", "a" * 64, {}, ONE)
+    write_head(cache, "medusa", "b" * 64, {}, ONE)
+    assert find_head("m", "medusa", "a" * 64).path == data
+    assert find_head("m", "medusa", "b" * 64).path == cache
+    assert find_head("m", "medusa", "").path == cache  # planning without weights
+    with pytest.raises(HeadMismatch, match="workbench train medusa --target m"):
+        find_head("m", "medusa", "c" * 64)
+
+
+def test_none_is_a_command(places):
+    with pytest.raises(MissingHead, match="'workbench train medusa --target m'"):
+        find_head("m", "medusa", "a" * 64)
+
+
+@pytest.mark.parametrize(
+    "model, name", [("tiny", "tiny"), ("/x/y/llama-3.2", "llama-3.2"), ("a/b.Q4_1.gguf", "b.Q4_1")]
+)
+def test_a_folder_goes_by_its_name(model, name):
+    assert target_name(model) == name
+
+
+def test_a_file_that_is_no_head_is_refused(places):
+    path = places[0] / "m" / "medusa.safetensors"
+    path.parent.mkdir(parents=True)
+    for write in (
+        lambda: path.write_bytes(b"\x00" * 64),
+        lambda: save_file(ONE, path),
+        lambda: save_file(ONE, path, {"format": "other", "facts": "{}", "kind": "medusa", "fingerprint": ""}),
+        lambda: save_file(
+            ONE, path, {"format": heads.FORMAT, "facts": "[]", "kind": "medusa", "fingerprint": ""}
+        ),
+        lambda: save_file(
+            ONE, path, {"format": heads.FORMAT, "facts": "{", "kind": "medusa", "fingerprint": ""}
+        ),
+    ):
+        write()
+        with pytest.raises(HeadMismatch, match="no head that can be read"):
+            find_head("m", "medusa", "")
+
+
+def test_numbers_that_are_none_are_refused(places):
+    path = places[0] / "m" / "medusa.safetensors"
+    write_head(path, "medusa", "f", {}, {"w": torch.tensor([1.0, float("inf")])})
+    with pytest.raises(HeadMismatch, match="not finite"):
+        read_head(path).tensors()
+
+
+def test_a_place_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        write_head(tmp_path / "file" / "m.safetensors", "medusa", "f", {}, ONE)

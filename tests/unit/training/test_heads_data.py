@@ -1,0 +1,149 @@
+"""Self-made training data: loops are cut, shards are resumed, hidden states are those of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.spec.errors import Cancelled, StorageError
+from workbench.training.heads.capture import capture
+from workbench.training.heads.conversations import Conversation, Making, opening
+from workbench.training.heads.loops import cut_loops
+from workbench.training.heads.rows import Rows, frequent, load, targets
+from workbench.training.heads.shards import HELD_OUT, DataSettings, Shards
+from workbench.training.heads.target import Target, open_target
+
+SMALL = DataSettings(tokens=60, questions=4, making=Making(question=8, answer=16))
+
+
+@pytest.fixture(scope="module")
+def target(model_folder) -> Target:
+    return open_target(model_folder("llama"), dtype="float32", numerics="pinned")
+
+
+def test_a_loop_is_kept_once():
+    assert cut_loops([7, 8, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3]) == 5
+    assert cut_loops([5] * 30) == 1
+    assert cut_loops(list(range(40)) * 2) == 80  # twice is no loop yet
+    assert cut_loops([1, 2] * 3) == 6  # too short to be one
+
+
+@given(st.lists(st.integers(0, 3), max_size=60))
+def test_what_is_kept_holds_no_loop_and_is_the_beginning(ids):
+    kept = cut_loops(ids)
+    assert 0 <= kept <= len(ids)
+    assert cut_loops(ids[:kept]) == kept
+
+
+def test_hidden_states_are_those_that_the_engine_shows(target):
+    """Many texts in one step, ragged, next to each alone; the last layer's output gives the logits."""
+    texts = [[5, 6, 7, 8, 9], [3] * 70, [11, 12]]
+    layers = (0, 2)
+    together = list(capture(target.decoder, target.attention(), texts, layers))
+    for text, streams in zip(texts, together, strict=True):
+        ((first, last),) = capture(target.decoder, target.attention(), [text], layers)
+        assert torch.equal(streams[0], first) and torch.equal(streams[1], last)
+        assert torch.equal(first, target.decoder.embed(torch.tensor(text)))
+    with target.engine("paged", limits=replace(target.plan.limits, kv_pool_tokens=256)) as engine:
+        from workbench.engine.params import SamplingParams
+        from workbench.engine.sequence import Request
+
+        engine.add(Request("a", tuple(texts[0]), SamplingParams(max_tokens=1, ignore_eos=True)))
+        (event,) = engine.step()[1]
+    logits = target.decoder.logits(target.decoder.final_norm(together[0][1][-1:]))
+    assert int(logits.argmax()) == event.tokens[0].id
+
+
+def test_shards_go_on_where_they_stopped(target, tmp_path):
+    whole = Shards(target, SMALL, tmp_path / "a").conversations()
+    assert len(whole) > HELD_OUT and all(whole)
+    asked = 0
+
+    def cancel() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 40
+
+    stopped = Shards(target, SMALL, tmp_path / "b")
+    with pytest.raises(Cancelled):
+        stopped.conversations(cancel=cancel)
+    assert [p for p in (tmp_path / "b").rglob("*") if p.suffix == ".part"] == []
+    assert stopped.conversations() == whole
+    more = Shards(target, replace(SMALL, tokens=200), tmp_path / "b").conversations()
+    assert more[: len(whole)] == whole and len(more) > len(whole)
+
+
+def test_a_damaged_shard_is_made_again(target, tmp_path):
+    shards = Shards(target, SMALL, tmp_path)
+    whole = shards.conversations()
+    stream = shards.features(0, whole[0], 2)
+    for path in sorted(tmp_path.glob("*.safetensors")):
+        path.write_bytes(path.read_bytes()[:100])
+    assert shards.conversations() == whole
+    assert torch.equal(shards.features(0, whole[0], 2), stream)
+
+
+def test_other_settings_and_weights_are_other_shards(target, model_folder):
+    key = Shards(target, SMALL).key
+    assert key == Shards(target, replace(SMALL, tokens=9)).key
+    assert key != Shards(target, replace(SMALL, making=Making(temperature=0.5))).key
+    assert key != Shards(open_target(model_folder("qwen3"), dtype="float32"), SMALL).key
+
+
+def test_conversations_are_the_models_own_words(target, tmp_path):
+    begin = opening(target.tokenizer)
+    (shard, *_) = Shards(target, SMALL, tmp_path).conversations()
+    for c in shard:
+        assert list(c.ids[: len(begin)]) == begin
+        assert len(c.ids) - c.answer <= SMALL.making.answer
+    assert {c.greedy for c in shard} == {True, False}
+
+
+def test_a_full_disk_says_so(target, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        Shards(target, SMALL, tmp_path / "file").conversations()
+
+
+def test_targets_end_with_their_conversation():
+    made = [
+        Rows.of(Conversation((9, 9, *answer), 2, True), torch.zeros(4, 2))
+        for answer in ([1, 2, 3], [4, 5, 6])
+    ]
+    assert targets(made, 2).tolist() == [
+        [2, 3],
+        [3, -1],
+        [-1, -1],
+        [-1, -1],
+        [5, 6],
+        [6, -1],
+        [-1, -1],
+        [-1, -1],
+    ]
+
+
+def test_frequent_tokens_come_first():
+    rows = [Rows.of(Conversation((0, *ids), 1, True), torch.zeros(1, 1)) for ids in ([5, 5, 2], [2, 5, 7])]
+    assert frequent(rows, 10, 8).tolist() == [5, 2, 7]
+    assert frequent(rows, 10, 2).tolist() == [5, 2]
+
+
+def test_no_prompt_is_trained_on_and_held_out(target, tmp_path, monkeypatch):
+    shards = Shards(target, SMALL, tmp_path)
+    made = shards.conversations()
+    monkeypatch.setattr(shards, "conversations", lambda *_: [made[0], [*made[1], made[0][0]]])
+    monkeypatch.setattr(
+        shards, "features", lambda n, shard, *_: torch.zeros(sum(len(c.ids) - c.answer + 1 for c in shard), 2)
+    )
+    trained, held = load(shards, 2)
+    assert len(held) == len(made[0]) and len(trained) == len(made[1])
+
+
+def test_paths(tmp_path, target, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    assert Path(tmp_path) in Shards(target, SMALL).folder.parents
