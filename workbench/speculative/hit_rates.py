@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.speculative.step_cost import rising
+
 Floats = NDArray[np.float64]
 NEGLIGIBLE = 0.01
 """Rates below it are not told from 0."""
@@ -38,9 +40,11 @@ class HitRates:
         self._hit[list(path)] += 1
 
     def rates(self, n: int, prior: Floats | None = None) -> Floats:
-        """Estimates [n], never rising, 0 from the first below ``NEGLIGIBLE`` on.
+        """Estimates [n], never rising; what was never tried is 0 from the first below ``NEGLIGIBLE`` on.
 
-        ``prior`` [n] are those of all sequences together; None: these are they.
+        Drafters that stop where they are unsure have deep nodes only where they are sure, so a deep node may
+        be worth more than those before it. It is not to be had without them: such nodes share their mean.
+        ``prior`` [n] are the estimates of all sequences together; None: these are they.
         """
         hit, tried, weight, seen = self._hit, self._tried, self._weight, len(self._hit)
         out: list[float] = []
@@ -50,12 +54,13 @@ class HitRates:
             elif j == 0:
                 expected = 0.5
             else:  # as the last step went on
-                expected = out[-1] * (out[-1] / max(out[-2], 1e-12) if j > 1 else out[0])
+                expected = out[-1] * min(1.0, out[-1] / max(out[-2], 1e-12) if j > 1 else out[0])
             value = (hit[j] + weight * expected) / (tried[j] + weight) if j < seen else expected
-            out.append(min(float(value), out[-1] if out else 1.0))
-            if out[-1] < NEGLIGIBLE:
+            out.append(float(value))
+            if out[-1] < NEGLIGIBLE and j >= seen:
                 break
-        return np.array(out + [0.0] * (n - len(out)))
+        falling = rising([(value, 1.0) for value in reversed(out)])[::-1]
+        return np.array(falling + [0.0] * (n - len(out)))
 
     def nbytes(self) -> int:
         """Bytes of the counts."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 _WINDOW = 15  # samples per bin
 _TRUST = 3  # samples of a bin before it is believed: one may be a warm-up
+_OLD = 32  # steps after which a bin's samples make room
 _HOPE = 0.999  # a bin that was not seen is taken to be cheaper by this, every step
 _FADE = 0.97  # and its weight, where it is pooled, falls by this
 
@@ -38,7 +39,10 @@ class StepCost:
             return
         self._steps += 1
         at = _bin(rows)
-        self._bins.setdefault(at, deque(maxlen=_WINDOW)).append((rows, ms))
+        samples = self._bins.setdefault(at, deque(maxlen=_WINDOW))
+        while len(samples) >= _TRUST and self._steps - self._last[at] > _OLD:
+            samples.popleft()  # so that two new ones outvote what is left of the old
+        samples.append((rows, ms))
         self._last[at] = self._steps
         self._fit()
 
@@ -80,7 +84,7 @@ class StepCost:
             ms = median([m for _, m in samples]) * _HOPE**age
             points.append((fmean([r for r, _ in samples]), ms, len(samples) * _FADE**age))
         self._rows = np.array([r for r, _, _ in points])
-        self._ms = np.array(_rising([(ms, weight) for _, ms, weight in points]))
+        self._ms = np.array(rising([(ms, weight) for _, ms, weight in points]))
 
 
 class DraftCost:
@@ -116,7 +120,7 @@ def _bin(rows: int) -> int:
     return 4 * octave + (rows >> (octave - 3)) % 4
 
 
-def _rising(values: list[tuple[float, float]]) -> list[float]:
+def rising(values: list[tuple[float, float]]) -> list[float]:
     """The nearest non-decreasing values in the weighted least-squares sense: pool adjacent violators."""
     pools: list[list[float]] = []  # value, weight, members
     for value, weight in values:

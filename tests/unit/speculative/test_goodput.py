@@ -10,7 +10,7 @@ from workbench.engine.seams import DraftTree
 from workbench.spec.events import StepEvent
 from workbench.speculative.goodput import SPEC, Config, bind, choose
 from workbench.speculative.hit_rates import HitRates
-from workbench.speculative.step_cost import DraftCost, StepCost, _rising
+from workbench.speculative.step_cost import DraftCost, StepCost, rising
 
 
 def cost_of(points):
@@ -102,8 +102,8 @@ def test_off_is_a_choice_when_acceptance_is_bad_and_it_recovers():
     clock.run(1, 400)
     assert np.mean(clock.lengths[-50:]) > 3
     chance["now"] = 0.02
-    clock.run(1, 200)
-    assert np.mean(clock.lengths[-50:]) < 0.7
+    clock.run(1, 300)
+    assert np.mean(clock.lengths[-100:]) < 0.8
 
 
 def test_sequences_are_judged_by_their_own_acceptance():
@@ -179,7 +179,7 @@ def test_the_cost_curve_is_measured_pooled_and_interpolated():
     rows = np.array([1, 5, 12, 32])
     assert cost(rows) == pytest.approx([points[1], *np.interp([5, 12], list(points), list(points.values())),
                                         points[16] + 2 * (points[16] - points[8])])  # fmt: skip
-    assert _rising([(1, 1), (5, 1), (2, 3), (7, 1)]) == [1, 2.75, 2.75, 7]
+    assert rising([(1, 1), (5, 1), (2, 3), (7, 1)]) == [1, 2.75, 2.75, 7]
 
 
 def test_one_slow_step_is_not_believed():
@@ -213,7 +213,12 @@ def test_hit_rates_follow_and_extrapolate():
         rates.add(4, (0,))
     assert rates.rates(4)[0] > 0.9 and rates.rates(4)[1] < 0.1
     own = HitRates(memory=20, weight=2.0)
-    assert own.rates(4, rates.rates(4)) == pytest.approx(rates.rates(4))
+    assert own.rates(4, rates.rates(4)) == pytest.approx(rates.rates(4), abs=1e-3)
+    sure = HitRates(memory=20, weight=1.0)
+    for _ in range(60):
+        sure.add(1, ())
+        sure.add(6, range(6))
+    assert sure.rates(6)[0] == pytest.approx(sure.rates(6)[5]) and sure.rates(6)[0] > 0.8
     tree = HitRates(memory=20, weight=1.0)
     for _ in range(100):
         tree.add(5, (1, 4))
