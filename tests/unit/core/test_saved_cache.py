@@ -219,6 +219,22 @@ def test_damage_is_named_with_its_place_and_changes_nothing(open_session, saved)
     assert answer(session)[1] == 0
 
 
+@pytest.mark.parametrize("codec", ["raw", *LOSSY])
+def test_no_flipped_byte_and_no_cut_gets_through(open_session, tmp_path, codec):
+    path, session = tmp_path / "talk.kv", open_session(*PAGED)
+    session.save_cache(path, IDS, codec).result()
+    session, data = open_session(*PAGED), path.read_bytes()
+    session.generate("x", max_tokens=1)
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        at = int(rng.integers(0, len(data)))
+        bad = data[:at] if i % 4 == 0 else data[:at] + bytes([data[at] ^ (1 << i % 8)]) + data[at + 1 :]
+        path.write_bytes(bad)
+        with pytest.raises(PayloadError):
+            session.resume(path).result()
+    assert untouched(session)
+
+
 def test_files_that_are_none_are_refused(open_session, tmp_path):
     session = open_session(*PAGED)
     with pytest.raises(PayloadError, match="cannot be read: No such file"):
