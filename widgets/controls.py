@@ -14,6 +14,7 @@ import ipywidgets as w
 
 from workbench.spec.recipe import Recipe
 from workbench.spec.technique import Scalar
+from workbench.widgets import alike
 from workbench.widgets.options import OptionControl
 
 FAMILIES = {
@@ -32,15 +33,18 @@ class Row:
         self.id, self.spec, self._switch = spec.id, spec, switch
         self.on = w.Checkbox(value=False, description=spec.title, indent=False, tooltip=spec.summary)
         self.on.observe(lambda change: switch(self.id, bool(change["new"]), {}), "value")
-        badge = w.HTML(f'<span class="iwb-badge iwb-badge-{spec.kind}">{html.escape(spec.kind)}</span>')
+        badge = w.HTML(
+            f'<span class="iwb-badge iwb-badge-{spec.kind}">{html.escape(spec.kind)}</span>',
+            layout=alike.layout(), style=alike.style(w.HTML),
+        )  # fmt: skip
         self.options = {o.name: OptionControl(o, self._setter(o.name)) for o in technique.options}
         self.gear = w.ToggleButton(value=False, icon="gear", tooltip=f"Options of {spec.title}")
         self.gear.observe(self._unfold, "value")
         self.gear.add_class("iwb-gear")
         parts = [self.on, badge, *([self.gear] if self.options else []), *_paper(spec)]
-        head = w.HBox(parts)
+        head = w.HBox(parts, layout=alike.layout())
         head.add_class("iwb-row")
-        self.remedy = w.Label("", layout={"display": "none"})
+        self.remedy = w.Label("", layout={"display": "none"}, style=alike.style(w.Label))
         self.remedy.add_class("iwb-remedy")
         self.box = w.VBox([o.widget for o in self.options.values()], layout={"display": "none"})
         self.box.add_class("iwb-options")
@@ -150,6 +154,6 @@ def _paper(spec: Any) -> list[Any]:
         f'<a class="iwb-paper" href="{address}" target="_blank" rel="noopener noreferrer" '
         f'aria-label="source of {title}">paper</a>'
     )
-    shown = w.HTML(link)
+    shown = w.HTML(link, layout=alike.layout(), style=alike.style(w.HTML))
     shown.add_class("iwb-link")
     return [shown]

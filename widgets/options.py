@@ -12,6 +12,7 @@ from typing import Any
 import ipywidgets as w
 
 from workbench.spec.technique import Option, Scalar
+from workbench.widgets import alike
 
 _SLIDER_STEPS = 512  # a whole-number slider with more is a field
 _WIDE = {"width": "100%"}
@@ -34,7 +35,7 @@ class Pair:
         shown = round(value, decimals)
         common = {"min": low, "max": high, "step": step, "value": shown}
         self.slider = w.FloatSlider(**common, readout=False, continuous_update=False, description=label)
-        self.field = w.BoundedFloatText(**common, continuous_update=False, layout={"width": "72px"})
+        self.field = w.BoundedFloatText(**common, continuous_update=False, layout=alike.layout(width="72px"))
         self.slider.observe(self._moved, "value")
         self.field.observe(self._moved, "value")
         self.value = shown
@@ -67,7 +68,7 @@ class OptionControl:
         if option.type is float and not option.choices and option.low is not None and option.high is not None:
             self._pair = Pair(float(option.default), option.low, option.high, _decimals(option), changed)
             self._inputs: list[Any] = [self._pair.slider, self._pair.field]
-            self.main: Any = w.HBox(self._inputs, layout={"overflow": "visible"})
+            self.main: Any = w.HBox(self._inputs, layout=alike.layout(overflow="visible"))
         else:
             self.main = _control(option)
             self._inputs = [self.main]
@@ -75,11 +76,11 @@ class OptionControl:
         for control in self._inputs:
             control.tooltip = option.help
             control.tabbable = True
-        name = w.Label(label)
+        name = w.Label(label, layout=alike.layout(), style=alike.style(w.Label))
         name.add_class("iwb-sub")
-        help_text = w.Label(option.help)
+        help_text = w.Label(option.help, layout=alike.layout(), style=alike.style(w.Label))
         help_text.add_class("iwb-help")
-        self.widget = w.VBox([name, self.main, help_text])
+        self.widget = w.VBox([name, self.main, help_text], layout=alike.layout())
         self.widget.add_class("iwb-option")
 
     def set(self, value: Scalar) -> None:
@@ -106,11 +107,11 @@ class OptionControl:
 
 def _control(option: Option) -> Any:
     if option.choices:
-        return w.Dropdown(options=list(option.choices), value=option.default, layout=_WIDE)
+        return w.Dropdown(options=list(option.choices), value=option.default, layout=alike.layout(**_WIDE))
     if option.type is bool:
-        return w.Checkbox(value=bool(option.default), indent=False, description="on")
+        return w.Checkbox(value=bool(option.default), indent=False, description="on", layout=alike.layout())
     if option.type is str:
-        return w.Text(value=str(option.default), continuous_update=False, layout=_WIDE)
+        return w.Text(value=str(option.default), continuous_update=False, layout=alike.layout(**_WIDE))
     if option.type is int:
         low, high = option.low, option.high
         if low is not None and high is not None and high - low <= _SLIDER_STEPS:
@@ -121,14 +122,18 @@ def _control(option: Option) -> Any:
                 max=int(high),
                 step=step,
                 continuous_update=False,
-                layout=_WIDE,
+                layout=alike.layout(**_WIDE),
             )
         top = int(high) if high is not None else 2**31 - 1
         bottom = int(low) if low is not None else -(2**31)
         return w.BoundedIntText(
-            value=int(option.default), min=bottom, max=top, continuous_update=False, layout=_WIDE
+            value=int(option.default),
+            min=bottom,
+            max=top,
+            continuous_update=False,
+            layout=alike.layout(**_WIDE),
         )
-    return w.FloatText(value=float(option.default), continuous_update=False, layout=_WIDE)
+    return w.FloatText(value=float(option.default), continuous_update=False, layout=alike.layout(**_WIDE))
 
 
 def _decimals(option: Option) -> int:
