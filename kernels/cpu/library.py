@@ -54,7 +54,7 @@ _FUNCTIONS = {
     "layer_out": (_P, _I64, _P, _P, _P, _P, _P, _P, _P, _I32),
     "attend": (_P, _P, _I32, _P, _P, _P, _P, _I64, _P, _P, _P, _I32),
     "attend_chunk": (_P, _I64, _I64, _I64, _I64, _P, _P, _P, _I64, _P, _P, _P, _P, _P, _I32),
-    "encode_bytes": (_I32, _P, _I64, _P, _I64, _I64, _I64, _I64, _P, _P, _I32),
+    "encode_bytes": (_I32, _I32, _P, _I64, _P, _I64, _I64, _I64, _I64, _P, _P, _I32),
     "decode_bytes": (_I32, _P, _P, _P, _P, _I64, _I64, _I64, _I64, _P, _I32),
     "decode_nibbles": (_P, _P, _P, _P, _I64, _I64, _I64, _I64, _I64, _P, _I32),
     "decode_keys": (_I32, _P, _P, _P, _P, _I64, _I64, _I64, _I64, _P, _I32),

@@ -29,9 +29,10 @@ def usable(kernels: CDLL | None, out: Tensor) -> TypeGuard[CDLL]:
 
 
 def rows_usable(kernels: CDLL | None, *rows: Tensor) -> TypeGuard[CDLL]:
-    """Whether rows [T, Hkv, D] can be coded by the kernels: bfloat16, heads side by side."""
+    """Whether rows [T, Hkv, D] can be coded by the kernels: heads lie side by side."""
     return kernels is not None and all(
-        x.dtype == torch.bfloat16 and x.stride(2) == 1 and x.stride(1) == x.shape[2] for x in rows
+        x.dtype in (torch.bfloat16, torch.float32) and x.stride(2) == 1 and x.stride(1) == x.shape[2]
+        for x in rows
     )
 
 
@@ -43,6 +44,7 @@ def encode_bytes(kernels: CDLL, x: Tensor, where: Tensor, codes: Tensor, scale: 
     rows, heads, dim = x.shape
     kernels.encode_bytes(
         codes.dtype == torch.int8,
+        x.dtype == torch.float32,
         *(x.data_ptr(), x.stride(0), where.data_ptr()),
         *(rows, heads, codes.shape[2], dim),
         *(codes.data_ptr(), scale.data_ptr()),

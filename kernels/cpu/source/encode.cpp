@@ -50,24 +50,22 @@ inline uint8_t to_int8(float x) {
     return uint8_t(int8_t(y > 127.0f ? 127.0f : y));
 }
 
-}  // namespace
+inline float single(float x) { return x; }
+inline float single(bf16 x) { return wide(x); }
 
-extern "C" {
-
-// Rows x [rows, heads, dim] (``stride`` elements from row to row, heads side by side) to slots ``where``: codes
-// [N, heads, slots, dim] in E4M3 or (``integers``) int8, and half scales [N, heads, slots] of each row's largest.
-void encode_bytes(int32_t integers, const bf16* x, int64_t stride, const int64_t* where, int64_t rows,
-                  int64_t heads, int64_t slots, int64_t dim, uint8_t* codes, uint16_t* scales, int32_t threads) {
+template <class T>
+void bytes(int32_t integers, const T* x, int64_t stride, const int64_t* where, int64_t rows, int64_t heads,
+           int64_t slots, int64_t dim, uint8_t* codes, uint16_t* scales, int32_t threads) {
     float ratio = float((1.0 + 1.0 / 1024.0) / (integers ? 127.0 : 448.0));
 #pragma omp parallel for num_threads(threads) if (rows * heads * dim > ALONE) schedule(static)
     for (int64_t part = 0; part < rows * heads; part++) {
         int64_t row = part / heads, head = part % heads;
-        const bf16* from = x + row * stride + head * dim;
+        const T* from = x + row * stride + head * dim;
         int64_t at = (where[row] / slots * heads + head) * slots + where[row] % slots;
         float top = 0.0f;
 #pragma omp simd reduction(max : top)
         for (int64_t d = 0; d < dim; d++) {
-            float a = std::fabs(wide(from[d]));
+            float a = std::fabs(single(from[d]));
             top = a > top ? a : top;
         }
         float scale = top * ratio;
@@ -76,10 +74,26 @@ void encode_bytes(int32_t integers, const bf16* x, int64_t stride, const int64_t
         float step = of_half(scales[at]);
         uint8_t* to = codes + at * dim;
         if (integers) {
-            for (int64_t d = 0; d < dim; d++) to[d] = to_int8(wide(from[d]) / step);
+            for (int64_t d = 0; d < dim; d++) to[d] = to_int8(single(from[d]) / step);
         } else {
-            for (int64_t d = 0; d < dim; d++) to[d] = to_e4m3(wide(from[d]) / step);
+            for (int64_t d = 0; d < dim; d++) to[d] = to_e4m3(single(from[d]) / step);
         }
     }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Rows x [rows, heads, dim], bfloat16 or (``floats``) float32, ``stride`` elements from row to row and heads side
+// by side, to slots ``where``: codes [N, heads, slots, dim] in E4M3 or (``integers``) int8, and half scales
+// [N, heads, slots] of each row's largest.
+void encode_bytes(int32_t integers, int32_t floats, const void* x, int64_t stride, const int64_t* where,
+                  int64_t rows, int64_t heads, int64_t slots, int64_t dim, uint8_t* codes, uint16_t* scales,
+                  int32_t threads) {
+    if (floats)
+        bytes(integers, (const float*)x, stride, where, rows, heads, slots, dim, codes, scales, threads);
+    else
+        bytes(integers, (const bf16*)x, stride, where, rows, heads, slots, dim, codes, scales, threads);
 }
 }

@@ -129,7 +129,8 @@ def test_heads_wider_than_a_kernel_takes_are_decoded_by_torch(kernels) -> None:
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 @pytest.mark.parametrize("tokens", [1, 3, 300])
-def test_rows_are_coded_to_the_bytes_of_torch(kernels, name, tokens) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_are_coded_to_the_bytes_of_torch(kernels, name, tokens, dtype) -> None:
     codec = CODECS[name]
     g = PageGeometry(1, HEADS, 64, 64, PAGES, torch.bfloat16)
     draw = torch.Generator().manual_seed(tokens)
@@ -138,7 +139,7 @@ def test_rows_are_coded_to_the_bytes_of_torch(kernels, name, tokens) -> None:
     both[:, HEADS : 2 * HEADS] *= magnitude
     both[0, HEADS], both[-1, HEADS + 1] = 0, torch.arange(-32, 32).float()  # zeros, and ties
     both[:, 3 * HEADS] = torch.randint(-3, 3, (tokens, 64), generator=draw) * 3e38
-    both = both.bfloat16()
+    both = both.to(dtype)
     k, v = both[:, HEADS : 2 * HEADS], both[:, 3 * HEADS : 4 * HEADS]  # as views of the rows of a layer
     where = torch.randperm(PAGES * 64, generator=draw)[:tokens]
     stored = []
