@@ -49,15 +49,16 @@ def top_slots_per_head(
 ) -> tuple[Tensor, ...]:
     """One budget of ``keep`` x Hkv tokens shared by the heads, ranked by ``scores`` [Hkv, S].
 
-    Each head first gets its protected slots and its best, ``safeguard`` of ``keep`` in all; what is left goes
-    to the best of all heads (Ada-KV, arXiv 2407.11550, algorithm 1). Returns int64 ascending, per head.
+    Each head first gets its protected slots and its best, ``safeguard`` of ``keep`` and at least one in all;
+    what is left goes to the best of all heads (Ada-KV, arXiv 2407.11550, algorithm 1). Returns int64
+    ascending, per head.
     """
     heads, slots = scores.shape
     every = torch.arange(slots, device=scores.device)
     if keep >= slots:
         return (every,) * heads
     first, last = protected(slots, keep, sinks, recent)
-    own = max(int(safeguard * keep + 1e-9), first + last)
+    own = max(int(safeguard * keep + 1e-9), first + last, 1)  # a head without any could attend to nothing
     order = scores[:, first : slots - last].sort(dim=1, descending=True, stable=True)
     # Ranked together, safe ones ahead of all: an own sort key would have to beat every finite score.
     safe = own - first - last

@@ -61,6 +61,13 @@ def test_a_shared_budget_is_exact_and_every_head_is_safe() -> None:
     assert [e.tolist() for e in equal] == top_slots(scores, 10, 1, 1).tolist()
 
 
+@pytest.mark.parametrize("keep", [1, 3])
+def test_no_head_is_left_without_a_token(keep: int) -> None:
+    scores = torch.stack((torch.linspace(5, 6, 8), torch.linspace(0, 1, 8)))
+    kept = top_slots_per_head(scores, keep, sinks=0, recent=0, safeguard=0.0)
+    assert [len(k) for k in kept] == [2 * keep - 1, 1]
+
+
 @pytest.mark.parametrize("id", IDS)
 def test_keys_name_method_and_every_option(bind: Callable[..., KVSelector], id: str) -> None:
     keys = {bind(id).key, bind(id, keep=0.25).key, bind(id, sinks=1).key, bind(id, protocol="agnostic").key}
