@@ -74,7 +74,6 @@ def test_spd_20_the_lossy_rule_says_so_and_reports_its_measured_mismatch(lab):
     assert stats["verify"].mismatch is None
     measured = stats["typical"].mismatch
     assert measured is not None and 0.01 < measured < 1
-    assert stats["typical"].rate > stats["verify"].rate
     with torch.inference_mode():
         greedy = [lab.run_engine(lab.make_engine("paged", "ngram", rule), prompts, max_tokens=24)
                   for rule in ("verify", "typical")]  # fmt: skip
