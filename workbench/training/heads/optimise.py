@@ -27,7 +27,7 @@ class Schedule:
 
     steps: int = 600
     batch: int = 8
-    lr: float = 1e-3
+    lr: float = 3e-3
     warmup: float = 0.05
     decay: float = 0.01
     clip: float = 0.5

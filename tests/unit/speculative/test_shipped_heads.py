@@ -1,0 +1,55 @@
+"""Heads that ship: for the weights that ship, right and wrong often enough to show both, output unchanged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from workbench.core.session import Session
+from workbench.models.datadir import data_dir
+from workbench.models.heads import find_head, read_head
+from workbench.models.registry import open_source
+from workbench.spec.recipe import Recipe
+
+SHIPPED = sorted((data_dir() / "heads").glob("*/*.safetensors"))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """No head that was trained on this machine is found first."""
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+
+
+def test_there_is_one_for_the_model_that_ships():
+    assert data_dir() / "heads" / "tiny" / "medusa.safetensors" in SHIPPED
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_a_head_is_small_and_says_what_it_is(path):
+    head = read_head(path)
+    assert path.stat().st_size < 20 << 20
+    assert (head.kind, head.facts["target"]) == (path.stem, path.parent.name)
+    assert set(head.facts) >= {"recipe", "trained", "held_out", "engine", "paths", "curve"}
+    assert head.facts["recipe"]["schedule"]["seed"] >= 0
+    assert set(head.facts["engine"]) >= {"chain", "tree", "tree, temperature 1"}
+    assert all(run["tau"] >= 1 for run in head.facts["engine"].values())
+    head.tensors()
+
+
+def test_tiny_drafts_right_and_wrong_and_says_the_same():
+    source = open_source("tiny")
+    assert find_head("tiny", "medusa", source.fingerprint).path.is_relative_to(data_dir())
+    lines = (data_dir() / "prompts" / "chat.jsonl").read_text().splitlines()[:6]
+    prompts = [json.loads(line)["messages"] for line in lines]
+    with Session("tiny", dtype="float64", numerics="pinned") as session:
+        for sampling in ({}, {"temperature": 0.7, "seed": 3}):
+            session.apply(Recipe.of("paged")).result()
+            plain = [session.generate(p, max_tokens=40, **sampling).token_ids for p in prompts]
+            session.apply(Recipe.of("paged", "medusa")).result()
+            runs = [session.generate(p, max_tokens=40, **sampling) for p in prompts]
+            assert [r.token_ids for r in runs] == plain
+            rounds = [r.acceptance for r in runs]
+            steps = sum(a["steps"] for a in rounds)
+            accepted = sum(a["survivors"][0] for a in rounds if a["survivors"])
+            assert 0.2 <= accepted / steps <= 0.8
