@@ -37,8 +37,10 @@ def storage_use(text: str | Use) -> Use:
     """
     use = Use.parse(text) if isinstance(text, str) else text
     names = (RAW, *storage_ids())
-    if use.id not in names:
-        raise RecipeError(f"{use.id!r} stores no conversations.", hint=f"Choose one of {', '.join(names)}.")
+    if not isinstance(use, Use) or use.id not in names:
+        raise RecipeError(
+            f"{getattr(use, 'id', use)!r} stores no conversations.", hint=f"Choose one of {', '.join(names)}."
+        )
     if use.id == RAW:
         if use.options:
             raise RecipeError("raw has no options.", hint="It keeps pages as they are.")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from workbench.core.provenance import package_version
-from workbench.core.saved_file import SavedHeader, Shaped, read_saved, write_saved
+from workbench.core.saved_file import SavedHeader, Shaped, check_place, read_saved, write_saved
 from workbench.engine.at_rest import AtRest, Pages
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
@@ -26,7 +26,7 @@ from workbench.engine.seams import SpanPlan, StepPlan
 from workbench.engine.sequence import Request
 from workbench.engine.sequence import Sequence as EngineSequence
 from workbench.models.progress import Cancel, Progress, part, report
-from workbench.spec.errors import CapacityError, PayloadError, RequestError
+from workbench.spec.errors import CapacityError, PayloadError, PromptTooLong, RequestError, UnknownToken
 from workbench.spec.recipe import Use
 
 PREFILL = 256  # rows computed between two looks at the cancel token
@@ -116,8 +116,9 @@ def save_steps(
 ) -> Generator[None, None, Saved]:
     """Compute, code and write, one piece per ``yield``.
 
-    Raises :class:`RequestError` for less than a page of tokens, :class:`CapacityError` when the pool is too
-    small, what the codec raises, :class:`StorageError` and ``Cancelled``; no file is left then.
+    Raises :class:`RequestError` for less than a page of tokens, ids the model does not have and more than its
+    context limit, :class:`CapacityError` when the pool is too small, what the codec raises,
+    :class:`StorageError` and ``Cancelled``; no file is left then.
     """
     size = engine.kv.page_size
     cached = len(ids) // size * size
@@ -126,6 +127,8 @@ def save_steps(
             f"A conversation of {len(ids)} tokens fills no page of {size}: there is nothing to save.",
             hint="Computing it again is quicker; or choose smaller pages (paged:page_size).",
         )
+    check_place(path)
+    _check_ids(engine, ids)
     start = perf_counter()
     seq = _sequence(engine, ids[:cached], salt)
     yield from _admitted(engine, seq)
@@ -236,6 +239,20 @@ def _require_same(header: SavedHeader, shaped: Shaped) -> None:
 def _short(value: object) -> str:
     text = str(value)
     return repr(text if len(text) <= 40 else text[:12])
+
+
+def _check_ids(engine: Engine, ids: Sequence[int]) -> None:
+    bad = next((t for t in ids if not 0 <= t < engine.vocab_size), None)
+    if bad is not None:
+        raise UnknownToken(
+            f"Token id {bad} is not in the vocabulary of {engine.vocab_size:,} tokens.",
+            hint="Encode the conversation with this model's tokenizer.",
+        )
+    if len(ids) > engine.context:
+        raise PromptTooLong(
+            f"The conversation has {len(ids):,} tokens; the context limit is {engine.context:,}.",
+            hint="Save less of it, or raise the context limit (max_context).",
+        )
 
 
 def _sequence(engine: Engine, ids: Sequence[int], salt: str, *, share: bool = True) -> EngineSequence:

@@ -81,6 +81,34 @@ class SavedHeader:
         return made
 
 
+def path_of(value: object) -> Path:
+    """A file name as a caller gave it. Raises :class:`StorageError` for what can name no file."""
+    if not isinstance(value, str | os.PathLike) or not (text := os.fspath(value)) or "\0" in str(text):
+        raise StorageError(f"{value!r} names no file.", hint="Give the path of a saved conversation.")
+    return Path(value)
+
+
+def check_place(path: Path) -> None:
+    """Raises :class:`StorageError` where no file can come to be: found out before the work, not behind it.
+
+    What is there and is no ordinary file stays: putting the file in place would take the place of a device.
+    """
+    try:
+        there = path.exists()
+        if there and not path.is_file():
+            raise StorageError(
+                f"{path} is no ordinary file.", hint="Name a new file, or a saved one to replace."
+            )
+        if not there and not path.parent.is_dir():
+            raise StorageError(
+                f"There is no folder {path.parent}.", hint="Make it, or save to another place."
+            )
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror or error}.", hint="Save to another place."
+        ) from None
+
+
 def write_saved(
     path: Path,
     header: SavedHeader,

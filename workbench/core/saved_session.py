@@ -12,6 +12,7 @@ from workbench.core.build_kv import drafter_layers
 from workbench.core.build_weights import weights_key
 from workbench.core.runner import Requested
 from workbench.core.saved_cache import Resumed, Saved, resume_steps, save_steps, shaped_by
+from workbench.core.saved_file import path_of
 from workbench.engine.at_rest import AtRest
 from workbench.engine.params import SamplingParams
 from workbench.models.chat import Message
@@ -35,9 +36,9 @@ def submit_save(
     """Queue the saving; the job's result is a :class:`Saved`.
 
     Raises :class:`RecipeError` and :class:`OptionError` for a codec that cannot be, :class:`RequestError` for
-    what is no conversation, at once.
+    what is no conversation, :class:`StorageError` for what names no file, at once.
     """
-    use = storage_use(codec)
+    use, file = storage_use(codec), path_of(path)
     ids = token_ids(session, conversation, salt)
 
     def work(job: Job, engine: Engine) -> Generator[None, None, Saved]:
@@ -53,7 +54,7 @@ def submit_save(
         drafter = "" if not layers else f"{layers} KV layers" if not made.lossy else "the drafter starts cold"
         done = yield from save_steps(
             engine,
-            Path(path),
+            file,
             ids,
             made,
             use,
@@ -73,8 +74,10 @@ def submit_resume(session: Session, path: str | Path) -> Job:
     """Queue the resuming; the job's result is a :class:`Resumed`.
 
     The job fails with :class:`PayloadError` for a file that does not belong here, and with
-    :class:`RequestError` when no prefix index is switched on.
+    :class:`RequestError` when no prefix index is switched on. Raises :class:`StorageError` at once for what
+    names no file.
     """
+    file = path_of(path)
 
     def work(job: Job, engine: Engine) -> Generator[None, None, Resumed]:
         told, plan = _teller(job), session.plan
@@ -92,7 +95,7 @@ def submit_resume(session: Session, path: str | Path) -> Job:
             return _codec(session, plan, use, known=True, progress=None, cancel=job.token)
 
         shaped = shaped_by(engine, method=weights_key(plan)[-1], numerics=plan.numerics)
-        done = yield from resume_steps(engine, Path(path), make, shaped, told, job.token)
+        done = yield from resume_steps(engine, file, make, shaped, told, job.token)
         return done
 
     return session.task(f"resuming {path}", work)

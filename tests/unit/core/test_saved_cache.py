@@ -386,7 +386,7 @@ def test_a_full_disk_leaves_no_file_and_the_older_one_as_it_was(open_session, sa
         session.save_cache(saved, IDS).result()
     monkeypatch.undo()
     assert saved.read_bytes() == before and list(saved.parent.iterdir()) == [saved]
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError, match="There is no folder"):
         session.save_cache(saved.parent / "no" / "folder.kv", IDS).result()
 
 
