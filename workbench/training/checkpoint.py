@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import Optimizer
 
+from workbench.spec.errors import StorageError
 from workbench.training.errors import CheckpointMismatch
 
 
@@ -33,7 +35,19 @@ class Progress:
 
 
 def save(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], progress: Progress) -> None:
-    """Write parameters, moments of the optimizers and progress to ``folder``."""
+    """Write parameters, moments of the optimizers and progress to ``folder``.
+
+    Raises :class:`StorageError` where that cannot be; the older checkpoint is still there then.
+    """
+    try:
+        _save(folder, model, optimizers, progress)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(
+            f"The checkpoint {folder} cannot be written: {error}.", hint="Free some space and start again."
+        ) from None
+
+
+def _save(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], progress: Progress) -> None:
     fresh, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -57,8 +71,17 @@ def save(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], progre
 def restore(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], fingerprint: str) -> Progress:
     """Load a checkpoint in place; a fresh Progress if there is none.
 
-    Raises CheckpointMismatch if it belongs to a run with another fingerprint.
+    Raises CheckpointMismatch if it belongs to a run with another fingerprint, or cannot be read.
     """
+    try:
+        return _restore(folder, model, optimizers, fingerprint)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise CheckpointMismatch(
+            f"The checkpoint {folder} is damaged: {error}.", hint="Remove that folder and start again."
+        ) from None
+
+
+def _restore(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], fingerprint: str) -> Progress:
     old = folder.with_name(folder.name + ".old")
     if not folder.exists() and old.exists():
         old.rename(folder)  # stopped between the two renames of `save`

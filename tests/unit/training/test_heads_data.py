@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.spec.errors import Cancelled, StorageError
+from workbench.training.errors import TrainingError
 from workbench.training.heads.capture import capture
 from workbench.training.heads.conversations import Conversation, Making, opening
 from workbench.training.heads.loops import cut_loops
@@ -147,3 +148,20 @@ def test_no_prompt_is_trained_on_and_held_out(target, tmp_path, monkeypatch):
 def test_paths(tmp_path, target, monkeypatch):
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
     assert Path(tmp_path) in Shards(target, SMALL).folder.parents
+
+
+def test_a_model_that_says_nothing_is_not_asked_for_ever(target, tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.training.heads.shards.converse", lambda *args: [])
+    with pytest.raises(TrainingError, match="answered none of"):
+        Shards(target, SMALL, tmp_path / "a").conversations()
+    with pytest.raises(TrainingError, match="answered none of"):  # nor when the empty shards are read again
+        Shards(target, SMALL, tmp_path / "a").conversations()
+
+
+def test_a_shard_without_an_answer_is_passed_over(target, tmp_path, monkeypatch):
+    talk = Conversation((3, 4, 5, *range(6, 20)), 3, True)
+    other = Conversation((3, 9, 5, *range(6, 20)), 3, True)
+    made = iter([[talk], [], [other] * 8])
+    monkeypatch.setattr("workbench.training.heads.shards.converse", lambda *args: next(made))
+    trained, held = load(Shards(target, SMALL, tmp_path / "a"), 1)
+    assert (len(held), len(trained)) == (1, 8)

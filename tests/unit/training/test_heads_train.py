@@ -13,9 +13,9 @@ import torch
 from workbench.cli.main import main
 from workbench.core.session import Session
 from workbench.models.heads import find_head
-from workbench.spec.errors import Cancelled, OptionError
+from workbench.spec.errors import Cancelled, OptionError, StorageError
 from workbench.spec.recipe import Recipe
-from workbench.training.errors import CheckpointMismatch
+from workbench.training.errors import CheckpointMismatch, TrainingError
 from workbench.training.heads.conversations import Conversation, Making
 from workbench.training.heads.evaluate import Ranks, rank
 from workbench.training.heads.losses import LATE, cross_entropy, divergence, loss_of, rejection
@@ -72,6 +72,45 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     optimise(model, loss, 7, schedule, tmp_path / "a", "key", lambda: {})
     with pytest.raises(CheckpointMismatch):
         optimise(model, loss, 7, schedule, tmp_path / "a", "other", lambda: {})
+
+
+@pytest.mark.parametrize("name", ["progress.json", "model.safetensors", "optimizer.safetensors"])
+def test_a_damaged_checkpoint_is_named_with_the_way_out(tmp_path, name):
+    model, loss = toy()
+    optimise(model, loss, 7, Schedule(steps=2, batch=3), tmp_path / "a", "key", lambda: {})
+    file = tmp_path / "a" / name
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(CheckpointMismatch, match="is damaged") as refused:
+        optimise(model, loss, 7, Schedule(steps=4, batch=3), tmp_path / "a", "key", lambda: {})
+    assert "Remove that folder" in refused.value.hint
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeypatch):
+    model, loss = toy()
+    optimise(model, loss, 7, Schedule(steps=2, batch=3), tmp_path / "a", "key", lambda: {})
+    before = (tmp_path / "a" / "progress.json").read_text()
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("workbench.training.checkpoint.save_file", full)
+    with pytest.raises(StorageError, match="No space left"):
+        optimise(model, loss, 7, Schedule(steps=4, batch=3), tmp_path / "a", "key", lambda: {})
+    assert (tmp_path / "a" / "progress.json").read_text() == before
+
+
+def test_a_loss_that_is_not_finite_stops_before_it_is_kept(tmp_path):
+    model, loss = toy()
+    schedule = Schedule(steps=4, batch=3, save_every=1)
+
+    def breaks(numbers, share):
+        value, n = loss(numbers, share)
+        return (value * math.nan if share >= 0.5 else value), n
+
+    with pytest.raises(TrainingError, match="loss of step 3 is nan"):
+        optimise(model, breaks, 7, schedule, tmp_path / "a", "key", lambda: {})
+    assert all(bool(w.isfinite().all()) for w in weights(model))
+    assert json.loads((tmp_path / "a" / "progress.json").read_text())["step"] == 2
 
 
 def test_every_conversation_comes_once_per_pass_in_a_new_order():

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench.models.progress import Cancel, Progress, report
-from workbench.spec.errors import Cancelled, OptionError
+from workbench.spec.errors import Cancelled, OptionError, StorageError
 from workbench.training import checkpoint
+from workbench.training.errors import TrainingError
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def optimise(
     """Train ``model`` in place, or go on from the checkpoint in ``folder``; ``curve.json`` there grows.
 
     ``look`` measures what a point of the curve shows. Raises ``Cancelled`` between two steps, a checkpoint
-    written, and :class:`CheckpointMismatch` when the folder holds a run with another ``key``.
+    written, :class:`CheckpointMismatch` when the folder holds a run with another ``key``,
+    :class:`TrainingError` for a loss that is not finite and :class:`StorageError` for a full disk.
     """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay
@@ -94,11 +96,16 @@ def optimise(
             group["lr"] = schedule.rate(state.step)
         numbers = schedule.chosen(state.step, count)
         value, tokens = loss(numbers, state.step / schedule.steps)
+        seen = float(value.detach())
+        if not math.isfinite(seen):
+            raise TrainingError(
+                f"The loss of step {state.step + 1} is {seen}.",
+                hint=f"Choose a learning rate below {schedule.lr:g}; the last checkpoint is from before.",
+            )
         optimizer.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), schedule.clip)
         optimizer.step()
-        seen = float(value.detach())
         state.step += 1
         state.windows += len(numbers)
         state.tokens += tokens
@@ -116,8 +123,11 @@ def optimise(
 
 def _write_curve(folder: Path, state: checkpoint.Progress) -> None:
     """Beside the checkpoint, so that a run can be watched."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_name(folder.name + "-curve.json")
     unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(state.curve, indent=1))
-    unfinished.replace(path)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(state.curve, indent=1))
+        unfinished.replace(path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error}.", hint="Free some space.") from None

@@ -64,6 +64,8 @@ def load(
     trained: list[Rows] = []
     held: list[Rows] = []
     for number, shard in enumerate(made):
+        if not shard:
+            continue  # none of its answers was long enough
         share = part(progress, 0.8 + 0.2 * number / len(made), 0.8 + 0.2 * (number + 1) / len(made))
         stream = shards.features(number, shard, layer, share, cancel)
         pieces = torch.split(stream, [len(c.ids) - c.answer + 1 for c in shard])

@@ -22,6 +22,7 @@ from workbench.models.cache import cache_dir
 from workbench.models.progress import Cancel, Progress, check_cancel, report
 from workbench.spec.errors import StorageError
 from workbench.spec.plan import EngineLimits
+from workbench.training.errors import TrainingError
 from workbench.training.heads.capture import capture
 from workbench.training.heads.conversations import Conversation, Making, converse, opening
 from workbench.training.heads.target import Target
@@ -29,6 +30,8 @@ from workbench.training.heads.target import Target
 _VERSION = 1
 HELD_OUT = 1
 """Shards at the beginning that are held out."""
+FRUITLESS = 4
+"""Shards in a row without a single answer, after which no more are asked for."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,19 @@ class Shards:
     ) -> list[list[Conversation]]:
         """All shards that are needed, made where they are not there yet.
 
-        Raises ``Cancelled`` within an engine step, and :class:`StorageError` where nothing can be written.
+        Raises ``Cancelled`` within an engine step, :class:`StorageError` where nothing can be written, and
+        :class:`TrainingError` for a model that goes on saying nothing.
         """
         out: list[list[Conversation]] = []
         tokens = 0
         while tokens < self.settings.tokens or len(out) <= HELD_OUT:
             shard = self._conversations(len(out), cancel)
             out.append(shard)
+            if len(out) >= FRUITLESS and not any(out[-FRUITLESS:]):
+                raise TrainingError(
+                    f"The model answered none of {FRUITLESS * self.settings.questions} questions.",
+                    hint="Its answers are empty or run in circles; train on a model that talks.",
+                )
             if len(out) > HELD_OUT:
                 tokens += sum(len(c.ids) - c.answer for c in shard)
             report(progress, tokens / self.settings.tokens, f"{tokens:,} tokens made")

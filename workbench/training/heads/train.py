@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.params import SamplingParams
-from workbench.models.cache import cache_dir
+from workbench.models.cache import cache_dir, locked
 from workbench.models.heads import HeadFile, read_head, target_name, write_head
 from workbench.models.progress import Cancel, Progress, part, report
 from workbench.training.heads.evaluate import NODES, WIDTH, Ranks, in_engine, rank
@@ -55,8 +55,23 @@ def train_medusa(
     """
     data, shape, schedule = data or DataSettings(), shape or Shape(), schedule or Schedule()
     target = target or open_target(model, progress=part(progress, 0.0, 0.02), cancel=cancel)
-    config = target.source.config
     shards = Shards(target, data)
+    with locked(f"training-{shards.folder.name}", cancel):  # two of them would write the same files
+        return _train(model, shards, shape, schedule, out, prompts, progress, cancel)
+
+
+def _train(
+    model: str | Path,
+    shards: Shards,
+    shape: Shape,
+    schedule: Schedule,
+    out: Path | None,
+    prompts: int,
+    progress: Progress | None,
+    cancel: Cancel | None,
+) -> HeadFile:
+    target, data = shards.target, shards.settings
+    config = target.source.config
     trained, held = load(shards, config.num_layers, part(progress, 0.02, 0.55), cancel)
     ids = frequent(trained, config.vocab_size, VOCAB_KEPT)
     heads = MedusaHeads(shape, config.hidden_size, schedule.seed)
