@@ -26,7 +26,7 @@ from workbench.spec.errors import CompilerError
 
 SOURCE = Path(__file__).parent / "source"
 UNITS = ("layer.cpp", "attention.cpp", "chunk.cpp", "codes.cpp", "encode.cpp")
-FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w")
+FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w")
 NATIVE = ("-march=native",)
 TIMEOUT = 120.0
 """Seconds a compiler may take for one file; it needs about two."""

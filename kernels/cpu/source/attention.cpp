@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "layer.h"
+#include "team.h"
 
 extern "C" {
 
@@ -214,6 +215,7 @@ void attend(const Shape* shape, const Span* spans, int32_t count, const int32_t*
         offset[i + 1] = offset[i] + int64_t(spans[i].last - spans[i].first) * shape->kv_heads;
     const int64_t total = offset[count];
     std::vector<Partial> cut(size_t(threads) * 2);  // first and last segment of each thread, where cut
+    Barrier barrier;
 #pragma omp parallel num_threads(threads)
     {
         const int thread = omp_get_thread_num(), team = omp_get_num_threads();
@@ -236,9 +238,8 @@ void attend(const Shape* shape, const Span* spans, int32_t count, const int32_t*
             if (complete) worker.finish(part);
             unit += b - a;
         }
-#pragma omp barrier
-#pragma omp single
-        {
+        barrier.wait(team);
+        if (thread == 0) {
             Partial* open = nullptr;
             for (Partial& part : cut) {
                 if (part.segment < 0) continue;

@@ -2,6 +2,7 @@
 // products are bfloat16, sums float32 and rounded once to bfloat16, the residual stream is float32.
 #include "coded_panels.h"
 #include "layer.h"
+#include "team.h"
 
 #include <omp.h>
 
@@ -147,6 +148,7 @@ extern "C" {
 
 // y [rows, n] = x [rows, k] @ W.T (+ bias), x float32 rounded to bfloat16 in ``scratch`` [rows, padded k].
 void linear(const Linear* layer, int64_t rows, const float* x, bf16* scratch, float* y, int threads) {
+    Barrier barrier;
 #pragma omp parallel num_threads(threads)
     {
         const int thread = omp_get_thread_num(), team = omp_get_num_threads();
@@ -154,7 +156,7 @@ void linear(const Linear* layer, int64_t rows, const float* x, bf16* scratch, fl
         share(rows, thread, team, first, last);
         const int64_t stride = padded(layer->k);
         for (int64_t r = first; r < last; ++r) to_bf16(x + r * layer->k, layer->k, scratch + r * stride);
-#pragma omp barrier
+        barrier.wait(team);
         product<1>(scratch, rows, *layer, thread, team, [&](int64_t row, int n, int64_t p, const float* sums, const float*) {
             const int64_t column = p * COLUMNS, width = std::min<int64_t>(COLUMNS, layer->n - column);
             for (int r = 0; r < n; ++r)
@@ -166,6 +168,7 @@ void linear(const Linear* layer, int64_t rows, const float* x, bf16* scratch, fl
 
 // out bfloat16 [rows, inner] = activation(gate) * up of x [rows, k], as in a layer.
 void gated(const Linear* linear, int activation, int64_t rows, const float* x, bf16* scratch, bf16* out, int threads) {
+    Barrier barrier;
 #pragma omp parallel num_threads(threads)
     {
         const int thread = omp_get_thread_num(), team = omp_get_num_threads();
@@ -173,7 +176,7 @@ void gated(const Linear* linear, int activation, int64_t rows, const float* x, b
         share(rows, thread, team, first, last);
         const int64_t stride = padded(linear->k);
         for (int64_t r = first; r < last; ++r) to_bf16(x + r * linear->k, linear->k, scratch + r * stride);
-#pragma omp barrier
+        barrier.wait(team);
         gate(*linear, activation, scratch, rows, out, linear->n / 2, thread, team);
     }
 }
@@ -182,6 +185,7 @@ void gated(const Linear* linear, int activation, int64_t rows, const float* x, b
 // rows of ``rope_stride`` floats; ``qkv`` float32 [rows, Hq + 2 Hkv, D]; ``scratch`` bfloat16 [rows, padded H].
 void layer_in(const Layer* layer, int64_t rows, const float* hidden, const float* cosine, const float* sine,
               int64_t rope_stride, bf16* scratch, float* qkv, int threads) {
+    Barrier barrier;
 #pragma omp parallel num_threads(threads)
     {
         const int thread = omp_get_thread_num(), team = omp_get_num_threads();
@@ -191,14 +195,14 @@ void layer_in(const Layer* layer, int64_t rows, const float* hidden, const float
         share(rows, thread, team, first, last);
         for (int64_t r = first; r < last; ++r)
             norm_to_bf16(hidden + r * layer->hidden, layer->attn_gain, layer->eps, layer->hidden, scratch + r * stride);
-#pragma omp barrier
+        barrier.wait(team);
         product<1>(scratch, rows, layer->qkv, thread, team, [&](int64_t row, int m, int64_t p, const float* sums, const float*) {
             const int64_t column = p * COLUMNS, width = std::min<int64_t>(COLUMNS, n - column);
             for (int r = 0; r < m; ++r)
                 for (int64_t c = 0; c < width; ++c)
                     qkv[(row + r) * n + column + c] = settled(sums[r * COLUMNS + c], layer->qkv, column + c);
         });
-#pragma omp barrier
+        barrier.wait(team);
         float turned[1024];
         share(rows * rotated, thread, team, first, last);
         for (int64_t item = first; item < last; ++item) {
@@ -217,6 +221,7 @@ void layer_in(const Layer* layer, int64_t rows, const float* hidden, const float
 // ``gated`` bfloat16 [rows, padded inner], ``spare`` float32 [rows, H] where a norm follows the MLP.
 void layer_out(const Layer* layer, int64_t rows, const float* mixed, const float* hidden, const int64_t* keep,
                bf16* narrow_in, bf16* gated, float* spare, float* out, int threads) {
+    Barrier barrier;
 #pragma omp parallel num_threads(threads)
     {
         const int thread = omp_get_thread_num(), team = omp_get_num_threads();
@@ -226,7 +231,7 @@ void layer_out(const Layer* layer, int64_t rows, const float* mixed, const float
         share(rows, thread, team, first, last);
         for (int64_t r = first; r < last; ++r)
             to_bf16(mixed + (keep ? keep[r] : r) * q_width, q_width, narrow_in + r * q_stride);
-#pragma omp barrier
+        barrier.wait(team);
         // What a product adds to ``base``; alone where a norm of whole rows comes first.
         auto add = [&](const Linear& linear, const float* base, const int64_t* rows_of, float* target) {
             return [&linear, base, rows_of, target, width](int64_t row, int m, int64_t p, const float* sums, const float*) {
@@ -243,7 +248,7 @@ void layer_out(const Layer* layer, int64_t rows, const float* mixed, const float
         };
         product<1>(narrow_in, rows, layer->o, thread, team,
                    add(layer->o, layer->attn_out_gain ? nullptr : hidden, keep, out));
-#pragma omp barrier
+        barrier.wait(team);
         for (int64_t r = first; r < last; ++r) {
             float* x = out + r * width;
             if (layer->attn_out_gain) {
@@ -253,14 +258,14 @@ void layer_out(const Layer* layer, int64_t rows, const float* mixed, const float
             }
             norm_to_bf16(x, layer->mlp_gain, layer->eps, width, narrow_in + r * stride);
         }
-#pragma omp barrier
+        barrier.wait(team);
         gate(layer->gate_up, layer->activation, narrow_in, rows, gated, padded(layer->down.k), thread, team);
-#pragma omp barrier
+        barrier.wait(team);
         const bool normed = layer->mlp_out_gain != nullptr;
         product<1>(gated, rows, layer->down, thread, team,
                    add(layer->down, normed ? nullptr : out, nullptr, normed ? spare : out));
         if (normed) {
-#pragma omp barrier
+            barrier.wait(team);
             for (int64_t r = first; r < last; ++r) {
                 float* x = spare + r * width;
                 norm(x, layer->mlp_out_gain, layer->eps, width, x);
