@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -54,14 +54,15 @@ def build(folder: Path, flags: Sequence[str] = NATIVE) -> Path:
     compiler = find()
     if compiler is None:
         raise CompilerError("There is no C++ compiler on this machine.", hint=INSTALL)
-    target = folder / f"{key(compiler, flags)}.so"
+    sources = _sources()
+    target = folder / f"{key(compiler, flags, sources)}.so"
     if target.is_file():
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "compile.lock", timeout=2 * TIMEOUT):
             if not target.is_file():
-                _compile(compiler, flags, target)
+                _compile(compiler, flags, sources, target)
     except (OSError, Timeout) as error:
         raise CompilerError(
             f"The compiled kernels cannot be kept in {folder}: {error}.",
@@ -70,20 +71,27 @@ def build(folder: Path, flags: Sequence[str] = NATIVE) -> Path:
     return target
 
 
-def key(compiler: str, flags: Sequence[str]) -> str:
+def key(compiler: str, flags: Sequence[str], sources: Mapping[str, str] | None = None) -> str:
     """Name of the library: a digest of source, compiler, flags, processor and OpenMP runtime."""
     parts = [_version(compiler), *FLAGS, *flags, str(_runtime()), _processor()]
-    parts += [f"{path.name}\n{path.read_text('utf-8')}" for path in sorted(SOURCE.iterdir())]
+    parts += [f"{name}\n{text}" for name, text in (_sources() if sources is None else sources).items()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
+def _sources() -> dict[str, str]:
+    """All files by name, read once: what is compiled is what the name of the library says."""
+    return {path.name: path.read_text("utf-8") for path in sorted(SOURCE.iterdir())}
+
+
+def _compile(compiler: str, flags: Sequence[str], sources: Mapping[str, str], target: Path) -> None:
     runtime = _runtime()
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=target.parent) as scratch:
+        for name, text in sources.items():
+            Path(scratch, name).write_text(text, "utf-8")
         objects = [f"{scratch}/{unit}.o" for unit in UNITS]
         base = [compiler, *FLAGS, *flags, "-c"]
         with ThreadPoolExecutor(len(UNITS)) as pool:
-            commands = ([*base, str(SOURCE / u), "-o", o] for u, o in zip(UNITS, objects, strict=True))
+            commands = ([*base, f"{scratch}/{u}", "-o", o] for u, o in zip(UNITS, objects, strict=True))
             list(pool.map(_call, commands))
         made = f"{scratch}/kernels.so"
         openmp = ["-fopenmp"] if runtime is None else [str(runtime), f"-Wl,-rpath,{runtime.parent}"]
