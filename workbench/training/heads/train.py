@@ -56,6 +56,7 @@ def train_medusa(
     data, shape, schedule = data or DataSettings(), shape or Shape(), schedule or Schedule()
     target = target or open_target(model, progress=part(progress, 0.0, 0.02), cancel=cancel)
     shards = Shards(target, data)
+    report(progress, 0.02, "waiting for another training of this model")
     with locked(f"training-{shards.folder.name}", cancel):  # two of them would write the same files
         return _train(model, shards, shape, schedule, out, prompts, progress, cancel)
 
