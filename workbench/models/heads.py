@@ -8,6 +8,7 @@ more often, and nobody would know why.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ def write_head(
         "fingerprint": fingerprint,
         "facts": json.dumps(facts, sort_keys=True, allow_nan=False),
     }
-    unfinished = path.with_suffix(".part")
+    unfinished = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file({n: tensors[n].contiguous() for n in sorted(tensors)}, unfinished, notes)

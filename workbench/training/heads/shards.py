@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -128,7 +129,7 @@ class Shards:
 
     def _write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         path = self.folder / f"{name}.safetensors"
-        unfinished = path.with_suffix(".part")
+        unfinished = path.with_suffix(f".{os.getpid()}.part")  # another process may make the same
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_file(dict(tensors), unfinished)
