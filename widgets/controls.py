@@ -1,4 +1,4 @@
-"""The recipe's controls, made from the catalogue: one row per technique, grouped by family.
+"""The recipe's controls, made from the catalogue: one row per technique, grouped by family or seam.
 
 A row has a switch, a badge (exact, lossy, simulated: word and mark), a gear for its options, and a link to
 its paper. A technique that cannot be switched on is greyed and says what to do instead.
@@ -21,6 +21,8 @@ FAMILIES = {
     "engine": "Engine", "attention": "Attention", "kv": "KV cache", "speculative": "Drafting",
     "quant": "Weights", "moe": "Experts", "depth": "Depth", "grammar": "Output",
 }  # fmt: skip
+SEAMS = {"kv_codec": "KV format", "kv_selector": "KV selection", "kv_storage": "KV at rest"}
+"""Seams of a family too large for one heading: of each, one technique is on at a time."""
 _OWN = "own recipe"
 Switch = Callable[[str, bool, dict[str, Scalar]], None]
 
@@ -126,23 +128,27 @@ class Controls:
     def _families(self) -> list[Any]:
         out: list[Any] = []
         self._heads: dict[str, Any] = {}
-        families = dict.fromkeys(r.spec.family for r in self.rows.values())
-        for family in families:
-            head = self._heads[family] = w.Label(FAMILIES.get(family, family))
+        for heading in dict.fromkeys(_heading(r.spec) for r in self.rows.values()):
+            head = self._heads[heading] = w.Label(heading)
             head.add_class("iwb-family")
-            out += [head, *(r.widget for r in self.rows.values() if r.spec.family == family)]
+            out += [head, *(r.widget for r in self.rows.values() if _heading(r.spec) == heading)]
         return out
 
     def _filter(self, change: Mapping[str, Any]) -> None:
         words = str(change["new"]).lower().split()
         shown = set()
         for row in self.rows.values():
-            text = f"{row.id} {row.spec.title} {row.spec.family} {row.spec.summary} {row.spec.kind}".lower()
+            heading, spec = _heading(row.spec), row.spec
+            text = f"{row.id} {spec.title} {spec.family} {heading} {spec.summary} {spec.kind}".lower()
             match = all(word in text for word in words)
             row.widget.layout.display = None if match else "none"
-            shown |= {row.spec.family} if match else set()
-        for family, head in self._heads.items():
-            head.layout.display = None if family in shown else "none"
+            shown |= {heading} if match else set()
+        for heading, head in self._heads.items():
+            head.layout.display = None if heading in shown else "none"
+
+
+def _heading(spec: Any) -> str:
+    return SEAMS.get(spec.seam, FAMILIES.get(spec.family, spec.family))
 
 
 def _paper(spec: Any) -> list[Any]:
