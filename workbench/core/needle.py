@@ -45,6 +45,11 @@ class NeedleSettings:
                 raise OptionError(
                     f"{name} = {value!r} cannot be used.", hint=f"It is a whole number from {low}."
                 )
+        if self.depths > self.context:
+            raise OptionError(
+                f"depths = {self.depths} cannot be told apart in a context of {self.context} tokens.",
+                hint="Choose fewer depths, or more trials at each.",
+            )
 
     @property
     def count(self) -> int:

@@ -49,6 +49,11 @@ def test_settings_out_of_range(name: str, value: object) -> None:
         NeedleSettings(**{name: value})  # type: ignore[arg-type]
 
 
+def test_more_depths_than_tokens_are_refused() -> None:
+    with pytest.raises(OptionError, match="depths = 100000 cannot be told apart"):
+        NeedleSettings(context=128, depths=100_000)
+
+
 def test_a_text_that_is_too_short() -> None:
     with pytest.raises(RequestError, match="filler"):
         needles(encode, [1, 2, 3], NeedleSettings(context=200))
