@@ -56,7 +56,7 @@ class CodesBesideChance:
             all_pairs = [p[side].kappa for p in self.codes.pairs.values()]
             found = self.codes.whole[side]
             within = [f"{float(getattr(found, law)[:2].sum()):.1%}" for law, _, _ in _LAWS]
-            spread = f"{min(all_pairs):.3f}–{max(all_pairs):.3f}"
+            spread = f"{min(all_pairs):.3f} to {max(all_pairs):.3f}"
             rows.append((name, *within, f"{found.kappa:.3f}", spread, "measured"))
         columns = (
             "", "within 1, observed", "by chance", "tokens shuffled", "beyond both (kappa)", "by pair", "tag",

@@ -78,8 +78,15 @@ def option_range(option: dict[str, Any]) -> str:
         return "true|false"
     low, high = option["low"], option["high"]
     if low is not None and high is not None:
-        return f"{low:g}–{high:g}{unit}"
-    return (f"≥ {low:g}" if low is not None else option["type"]) + unit
+        return f"{_short(low)}–{_short(high)}{unit}"
+    return (f"≥ {_short(low)}" if low is not None else option["type"]) + unit
+
+
+def _short(value: Any) -> str:
+    """A default or a bound: fractions to four digits, whole numbers in full."""
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:.4g}"
+    return f"{value:.0f}" if isinstance(value, float) else str(value)
 
 
 def _show_all(rows: list[dict[str, Any]]) -> None:
@@ -89,7 +96,7 @@ def _show_all(rows: list[dict[str, Any]]) -> None:
     for column in ("id", "title", "family", "seam", "kind", "backends", "options", ""):
         table.add_column(column, no_wrap=column in ("id", "kind"))
     for row in rows:
-        shown = ", ".join(f"{x['name']}={x['default']}" for x in row["options"]) or "–"
+        shown = ", ".join(f"{x['name']}={_short(x['default'])}" for x in row["options"]) or "–"
         table.add_row(
             row["id"],
             row["title"],
@@ -125,7 +132,7 @@ def _show_one(row: dict[str, Any]) -> None:
     for column in ("option", "default", "takes", "meaning"):
         table.add_column(column)
     for x in row["options"]:
-        table.add_row(x["name"], str(x["default"]), option_range(x), x["help"])
+        table.add_row(x["name"], _short(x["default"]), option_range(x), x["help"])
     console.print(table if row["options"] else "no options", "")
 
 

@@ -131,12 +131,12 @@ def _show_plan(found: dict[str, Any]) -> None:
 
     console = out()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("case", "what", "floor", "bound by", "goals, switches"):
+    for column in ("case", "to do", "floor", "bound by", "goals, switches"):
         table.add_column(column, justify="right" if column == "floor" else "left")
     for row in found["cases"]:
         said = [words.marks(g) for g in row["goals"]] + [f"also {v}" for v in row["variants"]]
         floor = words.time(row["claimed_floor"]) if row["timed"] else ""
-        kind = "measured" if row["timed"] else "proven"
+        kind = "measure" if row["timed"] else "prove"
         table.add_row(row["key"], kind, floor, row["bound"] if row["timed"] else "", "; ".join(said))
     console.print(table)
     for name in found["uncovered"]:
