@@ -26,7 +26,7 @@ def report(progress: Progress | None, fraction: float, what: str) -> None:
 def check_cancel(cancel: Cancel | None, what: str) -> None:
     """Raise ``Cancelled`` once ``cancel()`` is true."""
     if cancel is not None and cancel():
-        raise Cancelled(f"{what} was cancelled.", hint="Start it again; finished downloads are kept.")
+        raise Cancelled(f"{what} was cancelled.", hint="Start it again; what was finished is kept.")
 
 
 def part(progress: Progress | None, start: float, end: float) -> Progress | None:
