@@ -29,7 +29,7 @@ def facts(lab: ModuleType, family: str) -> ModelFacts:
 
 
 def lossy(id: str) -> bool:
-    """Whether numbers differ once it is on; KV at rest is read only when a pool was full, and here is room."""
+    """Whether numbers differ once it is on; KV at rest is read only when a pool was full: here is room."""
     spec = catalog.get(id).spec
     return spec.kind != "exact" and spec.seam != "kv_storage"
 

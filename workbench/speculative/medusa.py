@@ -215,7 +215,7 @@ def bind(config: Config, context: Any) -> MedusaDrafter:
     model = context.config
     if config.vocab and not model.tie_embeddings:
         raise OptionError(
-            f"medusa.vocab = {config.vocab} takes rows of the embedding, but the model has a head of its own.",
+            f"medusa.vocab = {config.vocab} takes rows of the embedding; the model has a head of its own.",
             hint="Set vocab to 0.",
         )
     return MedusaDrafter(config, find_head(context.model, "medusa", context.fingerprint), model.num_layers)

@@ -14,7 +14,6 @@ from workbench.kv.storage import MIB, Storage, limit_option, where_option
 from workbench.models.config import ModelConfig
 from workbench.spec.technique import Claim, TechniqueSpec, option
 
-
 _LEVELS = {"/".join(map(str, level.k)): level for level in LEVELS}
 """Levels by the bins of their keys, which no two share."""
 
