@@ -53,8 +53,8 @@ class Row:
         self.widget = w.VBox([head, self.remedy, self.box])
         self.widget.add_class("iwb-technique")
 
-    def show(self, recipe: Recipe, remedy: str) -> None:
-        """Show whether it is on, its options, and what stands against it."""
+    def show(self, recipe: Recipe, remedy: str, aloud: bool = True) -> None:
+        """Show whether it is on, its options, and what stands against it, unless its heading says that."""
         use = recipe.get(self.id)
         if self.on.value != (use is not None):
             self.on.value = use is not None
@@ -65,9 +65,8 @@ class Row:
         if self.on.disabled != bool(remedy):
             self.on.disabled = bool(remedy)
             (self.widget.add_class if remedy else self.widget.remove_class)("iwb-off-limits")
-        if self.remedy.value != remedy:
-            self.remedy.value = remedy
-            self.remedy.layout.display = None if remedy else "none"
+        self.remedy.value = remedy
+        self.remedy.layout.display = None if remedy and aloud else "none"
 
     def _setter(self, option: str) -> Callable[[Scalar], None]:
         return lambda value: self._switch(self.id, True, {option: value})
@@ -111,8 +110,15 @@ class Controls:
 
     def show(self, recipe: Recipe, remedies: Mapping[str, str], can_undo: bool, can_redo: bool) -> None:
         """Show a recipe."""
-        for row in self.rows.values():
-            row.show(recipe, remedies.get(row.id, ""))
+        for heading, note in self._notes.items():
+            ids = [row.id for row in self.rows.values() if _heading(row.spec) == heading]
+            said = [remedies[i] for i in ids if remedies.get(i)]
+            shared = next((r for r in said if said.count(r) > 1), "")
+            note.value = shared
+            note.layout.display = None if shared and self._heads[heading].layout.display is None else "none"
+            for i in ids:
+                remedy = remedies.get(i, "")
+                self.rows[i].show(recipe, remedy, remedy != shared)
         name = next((n for n, r in self._presets.items() if r.key == recipe.key), _OWN)
         if self.preset.value != name:
             self.preset.value = name
@@ -128,10 +134,13 @@ class Controls:
     def _families(self) -> list[Any]:
         out: list[Any] = []
         self._heads: dict[str, Any] = {}
+        self._notes: dict[str, Any] = {}  # what stands against several rows, said once
         for heading in dict.fromkeys(_heading(r.spec) for r in self.rows.values()):
-            head = self._heads[heading] = w.Label(heading)
+            head = self._heads[heading] = w.Label(heading, layout={})
             head.add_class("iwb-family")
-            out += [head, *(r.widget for r in self.rows.values() if _heading(r.spec) == heading)]
+            note = self._notes[heading] = w.Label("", layout={"display": "none"}, style=alike.style(w.Label))
+            note.add_class("iwb-remedy")
+            out += [head, note, *(r.widget for r in self.rows.values() if _heading(r.spec) == heading)]
         return out
 
     def _filter(self, change: Mapping[str, Any]) -> None:
@@ -145,6 +154,8 @@ class Controls:
             shown |= {heading} if match else set()
         for heading, head in self._heads.items():
             head.layout.display = None if heading in shown else "none"
+            note = self._notes[heading]
+            note.layout.display = None if heading in shown and note.value else "none"
 
 
 def _heading(spec: Any) -> str:

@@ -72,6 +72,26 @@ def test_what_cannot_be_switched_on_is_greyed_and_says_the_way_out(panel: Any) -
     assert row.remedy.value == ""
 
 
+def test_what_stands_against_a_whole_group_is_said_once(panel: Any) -> None:
+    panel.set("paged")
+    panel.set("prefix_cache")
+    panel.set("kvtc")
+    assert panel.flush()
+    controls = panel._gui.controls
+    for heading, ids in (("KV format", ("kv_int8", "kivi")), ("KV selection", ("snapkv", "h2o"))):
+        note = controls._notes[heading]
+        assert note.layout.display is None and "switch off KVTC (KV at rest) first" in note.value
+        for row in map(controls.rows.get, ids):
+            assert row.on.disabled and row.remedy.layout.display == "none" and row.remedy.value == note.value
+    controls.search.value = "lookup"
+    assert controls._notes["KV format"].layout.display == "none"
+    controls.search.value = ""
+    panel.set("kvtc", False)
+    assert panel.flush()
+    assert controls._notes["KV format"].layout.display == "none"
+    assert not controls.rows["kivi"].on.disabled
+
+
 def test_a_recipe_that_does_not_fit_changes_nothing(panel: Any) -> None:
     panel.set("kivi")
     with pytest.raises(PlanError, match="switch off KIVI"):

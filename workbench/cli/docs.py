@@ -91,19 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _reasons(conflicts: dict[tuple[str, str], list[Conflict]]) -> list[str]:
-    """Pairs that conflict, gathered by the rule they break, in the planner's words."""
+    """Pairs that conflict, gathered by the rule they break: the planner's sentence up to its colon."""
     by_rule: dict[str, list[str]] = {}
     for (first, second), found in conflicts.items():
         for conflict in found:
-            members = by_rule.setdefault(_rule(conflict.remedy), [])
+            members = by_rule.setdefault(conflict.remedy.partition(":")[0].rstrip("."), [])
             members += [i for i in (first, second) if i not in members]
     return [f"- ×: {rule} ({_names(ids)})" for rule, ids in by_rule.items()]
-
-
-def _rule(remedy: str) -> str:
-    """The half of a remedy that says why: before its colon, or after it where it begins with what to do."""
-    before, _, after = remedy.rstrip(".").partition(": ")
-    return after if after and before.startswith("Switch off ") else before
 
 
 def _needs(ids: list[str], facts: ModelFacts) -> list[str]:

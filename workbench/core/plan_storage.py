@@ -23,7 +23,8 @@ def storage_conflicts(configs: Mapping[str, Any], model: ModelConfig) -> list[Co
     ):
         other = by_seam.get(seam)
         if other is not None:
-            remedy = f"Switch off {catalog.get(other).spec.title}: {title} {why}."
+            first = next(i for i in configs if i in (chosen, other))  # what was on before the other came
+            remedy = f"{title} {why}: switch off {catalog.get(first).spec.title} first."
             out.append(Conflict(chosen, other, resource, remedy))
     if any(group.window is not None for group in model.kv_groups):
         remedy = (

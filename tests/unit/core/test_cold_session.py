@@ -70,9 +70,9 @@ def test_conflicts_have_remedies(open_session, model_folder):
 
     with pytest.raises(PlanError, match="prefix_cache or radix_cache"):
         open_session("paged", "kvtc")
-    with pytest.raises(PlanError, match=r"Switch off INT8 KV cache"):
-        open_session(*PLAIN, "kvtc", "kv_int8")
-    with pytest.raises(PlanError, match=r"Switch off SnapKV"):
+    with pytest.raises(PlanError, match=r"switch off INT8 KV cache first"):
+        open_session(*PLAIN, "kv_int8", "kvtc")
+    with pytest.raises(PlanError, match=r"switch off CacheGen \(KV at rest\) first"):
         open_session(*PLAIN, "cachegen", "snapkv")
     with pytest.raises(PlanError, match="one way to keep KV at rest"):
         open_session(*PLAIN, "kvtc", "cachegen")
