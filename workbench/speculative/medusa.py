@@ -113,6 +113,11 @@ class MedusaDrafter:
         if self.config.vocab and self.config.vocab < config.vocab_size:
             self._ids = ids[: self.config.vocab].to(weights.device, torch.int64)
             self._rows = weights.embed.index_select(0, self._ids)
+        # A rank needs as many tokens to choose from; a tree without any such rank leaves the likeliest token.
+        choice = config.vocab_size if self._ids is None else len(self._ids)
+        narrowed = self._tree.among(choice)
+        self._tree = narrowed if len(narrowed) else chain(1)
+        self._width = 1 + max(self._tree.ranks)
         self._target = target
 
     def begin(self, seq: int, tokens: Sequence[int]) -> None:

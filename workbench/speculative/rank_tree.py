@@ -31,6 +31,23 @@ class RankTree:
         """The tree of the first ``n`` nodes."""
         return RankTree(self.heads[:n], self.ranks[:n], self.parents[:n])
 
+    def among(self, width: int) -> RankTree:
+        """The tree without nodes on or below a rank of ``width`` or more; it may be empty.
+
+        >>> tree_of([(0,), (2,), (2, 0), (0, 1)]).among(2).ranks
+        (0, 1)
+        """
+        index, kept = {-1: -1}, []
+        for node, (rank, parent) in enumerate(zip(self.ranks, self.parents, strict=True)):
+            if rank < width and parent in index:
+                index[node] = len(kept)
+                kept.append(node)
+        return RankTree(
+            tuple(self.heads[n] for n in kept),
+            tuple(self.ranks[n] for n in kept),
+            tuple(index[self.parents[n]] for n in kept),
+        )
+
 
 def count_paths(ranks: Iterable[Sequence[int]]) -> Counter[tuple[int, ...]]:
     """How often each path of ranks was right.

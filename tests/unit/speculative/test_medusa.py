@@ -183,7 +183,7 @@ def test_spd_04_an_end_token_inside_a_draft_ends_the_request(lab, heads, prompts
     assert inside
 
 
-@pytest.mark.parametrize("vocab", [9, 40, 61])
+@pytest.mark.parametrize("vocab", [1, 2, 9, 40, 61])
 def test_fewer_tokens_to_draft_from_change_drafts_only(lab, heads, prompts, vocab):
     heads("llama")
     expected, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts)
