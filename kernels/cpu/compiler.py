@@ -85,6 +85,8 @@ def _sources() -> dict[str, str]:
 
 def _compile(compiler: str, flags: Sequence[str], sources: Mapping[str, str], target: Path) -> None:
     runtime = _runtime()
+    for left in target.parent.glob(".compile-*"):  # of a process that was ended; the lock is ours
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=target.parent) as scratch:
         for name, text in sources.items():
             Path(scratch, name).write_text(text, "utf-8")

@@ -60,6 +60,14 @@ def test_a_failed_compile_quotes_the_compiler_and_leaves_nothing(small: Path, tm
     assert compiler.build(tmp_path / "cache").is_file()
 
 
+def test_what_an_ended_process_left_is_cleared_away(small: Path, tmp_path: Path) -> None:
+    left = tmp_path / "cache" / ".compile-ended"
+    left.mkdir(parents=True)
+    (left / "layer.cpp.o").write_bytes(b"half")
+    compiler.build(tmp_path / "cache")
+    assert not left.exists()
+
+
 def test_no_compiler_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert compiler.find() is None
