@@ -159,7 +159,7 @@ class Controls:
 
 
 def _heading(spec: Any) -> str:
-    return SEAMS.get(spec.seam, FAMILIES.get(spec.family, spec.family))
+    return SEAMS.get(spec.seam) or FAMILIES.get(spec.family) or str(spec.family)
 
 
 def _paper(spec: Any) -> list[Any]:

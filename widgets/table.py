@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,9 +46,17 @@ class Table:
         )
 
     def to_html(self) -> str:
-        """A table in the notebook's own style; every value is escaped."""
-        head = "".join(f'<th scope="col">{html.escape(c)}</th>' for c in self.columns)
-        body = "".join("<tr>" + "".join(_cell(v) for v in row) + "</tr>" for row in self.rows)
+        """A table in the notebook's style, words to the left, quantities to the right; values are escaped."""
+        sides = [
+            "right" if self.rows and all(_quantity(row[i]) for row in self.rows) else "left"
+            for i in range(len(self.columns))
+        ]
+        heads = zip(self.columns, sides, strict=True)
+        head = "".join(f'<th scope="col" style="text-align:{s}">{html.escape(c)}</th>' for c, s in heads)
+        body = "".join(
+            "<tr>" + "".join(_cell(v, s) for v, s in zip(row, sides, strict=True)) + "</tr>"
+            for row in self.rows
+        )
         caption = (
             f'<caption style="text-align:left">{html.escape(self.caption)}</caption>' if self.caption else ""
         )
@@ -64,9 +73,14 @@ class Table:
         return len(self.rows)
 
 
-def _cell(value: Any) -> str:
-    style = ' style="text-align:right;font-variant-numeric:tabular-nums"' if _numeric(value) else ""
-    return f"<td{style}>{html.escape(_text(value))}</td>"
+def _cell(value: Any, side: str) -> str:
+    digits = ";font-variant-numeric:tabular-nums" if side == "right" else ""
+    return f'<td style="text-align:{side}{digits}">{html.escape(_text(value))}</td>'
+
+
+def _quantity(value: Any) -> bool:
+    """A number, or text that begins with one (``3.2 MiB``), or a cell with nothing in it."""
+    return _numeric(value) or re.match(r"[-−+±≥≤<>=]*\s*\d|–?$", _text(value)) is not None
 
 
 def _numeric(value: Any) -> bool:

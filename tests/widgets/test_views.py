@@ -162,3 +162,10 @@ def test_a_renderer_that_somebody_chose_is_used(pair: Any) -> None:
         assert set(figure._repr_mimebundle_()) == {"application/vnd.plotly.v1+json", "text/plain"}
     finally:
         pio.renderers.default = before
+
+
+def test_words_of_a_table_stand_left_and_quantities_right() -> None:
+    shown = Table.of(("what", "size", "n"), [("paged", "3.2 MiB", 4), ("kivi", "−1 KiB", None)]).to_html()
+    assert '<td style="text-align:left">paged</td>' in shown
+    assert shown.count("text-align:right;font-variant-numeric:tabular-nums") == 4
+    assert '<th scope="col" style="text-align:right">size</th>' in shown
