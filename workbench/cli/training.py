@@ -53,7 +53,9 @@ def train(
     steps: Annotated[
         int, typer.Option(min=1, help="Steps of the optimizer.", rich_help_panel=_TRAINING)
     ] = 600,
-    batch: Annotated[int, typer.Option(min=1, help="Conversations per step.", rich_help_panel=_TRAINING)] = 8,
+    batch: Annotated[
+        int, typer.Option(min=1, max=256, help="Conversations per step.", rich_help_panel=_TRAINING)
+    ] = 8,
     lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=_TRAINING)] = 3e-3,
     heads: Annotated[int, typer.Option(min=1, max=8, help="Heads.", rich_help_panel=_TRAINING)] = 4,
     vocab: Annotated[

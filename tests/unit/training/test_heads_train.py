@@ -113,6 +113,13 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_kept(tmp_path):
     assert json.loads((tmp_path / "a" / "progress.json").read_text())["step"] == 2
 
 
+def test_a_step_is_no_larger_than_the_data_and_the_memory():
+    assert sorted(Schedule(batch=200).chosen(3, 7)) == list(range(7))
+    for batch in (0, 257):
+        with pytest.raises(OptionError, match=f"batch = {batch}"):
+            Schedule(batch=batch)
+
+
 def test_every_conversation_comes_once_per_pass_in_a_new_order():
     schedule = Schedule(batch=3)
     seen = [n for step in range(14) for n in schedule.chosen(step, 7)]

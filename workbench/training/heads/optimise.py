@@ -21,6 +21,8 @@ from workbench.spec.errors import Cancelled, OptionError, StorageError
 from workbench.training import checkpoint
 from workbench.training.errors import TrainingError
 
+LARGEST_BATCH = 256
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -39,6 +41,11 @@ class Schedule:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise OptionError(f"lr = {self.lr!r} is no learning rate.", hint="Choose one above 0.")
+        if not 1 <= self.batch <= LARGEST_BATCH:
+            raise OptionError(
+                f"batch = {self.batch!r} conversations do not go into one step.",
+                hint=f"Choose 1 to {LARGEST_BATCH}: a step holds the logits of all of them.",
+            )
 
     def rate(self, step: int) -> float:
         """Learning rate of a step: linear warm-up, then a cosine."""
@@ -50,9 +57,10 @@ class Schedule:
 
     def chosen(self, step: int, count: int) -> list[int]:
         """Numbers below ``count`` that a step trains on: whole passes in an order of their own each."""
-        first = step * self.batch
+        size = min(self.batch, count)  # none twice in a step
+        first = step * size
         out = []
-        for n in range(first, first + self.batch):
+        for n in range(first, first + size):
             epoch, at = divmod(n, count)
             generator = torch.Generator().manual_seed((self.seed << 20) + epoch)
             out.append(int(torch.randperm(count, generator=generator)[at]))
