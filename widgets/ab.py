@@ -67,9 +67,8 @@ class AB:
             x, y = self.values(name)
             if any(x) or any(y):
                 rows.append((title, _spread(x, unit), _spread(y, unit), _ratio(self.ratio(name)), "measured"))
-        pairs = (
-            f"{len(self.a)} interleaved {'pair' if len(self.a) == 1 else 'pairs'}, median (lowest–highest)"
-        )
+        pairs = f"{len(self.a)} interleaved {'pair' if len(self.a) == 1 else 'pairs'}"
+        pairs += ", median (lowest–highest); B / A within each pair"
         kinds = f"A is {self.a[0].plan.get('kind', '–')}, B is {self.b[0].plan.get('kind', '–')}"
         note = f"{pairs}. Text: {self.text}; {kinds}."
         header = ("", f"A: {label(self.a[0])}", f"B: {label(self.b[0])}", "B / A", "tag")
