@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from workbench.spec.errors import RequestError
 from workbench.spec.run import Metric
 
 
@@ -28,7 +29,15 @@ class WindowScores:
     agree: list[bool] = field(default_factory=list)
 
     def add(self, logits: Tensor, plain: Tensor, targets: Sequence[int]) -> None:
-        """Compare rows ``logits`` and ``plain`` [n, V] that predict ``targets``."""
+        """Compare rows ``logits`` and ``plain`` [n, V] that predict ``targets``.
+
+        Raises :class:`RequestError` where the plain model's are no numbers: two broken engines agree in all.
+        """
+        if bool(plain.isnan().any()):
+            raise RequestError(
+                "The plain model's logits are not finite: there is nothing to compare with.",
+                hint="Use a wider dtype, or check the model's weights.",
+            )
         log_q, log_p = (torch.log_softmax(x.double(), dim=-1) for x in (logits, plain))
         index = torch.tensor(targets, device=logits.device)[:, None]
         self.nll += (-log_q.gather(1, index)[:, 0]).tolist()
