@@ -36,7 +36,10 @@ from workbench.spec.events import DraftRecord, FinishReason, RequestEvent, StepE
 
 @dataclass
 class _Done:
-    """What one step has come to so far; ``rows`` counts the rows of spans that are dealt with."""
+    """What one step has come to so far; ``rows`` counts the rows of spans that are dealt with.
+
+    ``peak``: bytes held before a selector let rows go.
+    """
 
     batch: Batch
     drafts: Mapping[int, DraftTree]
@@ -45,6 +48,7 @@ class _Done:
     queries: Mapping[int, Tensor] = field(default_factory=dict)
     captured: Mapping[int, Tensor] = field(default_factory=dict)
     rows: int = 0
+    peak: dict[str, int] = field(default_factory=dict)
 
 
 class Engine:
@@ -192,7 +196,7 @@ class Engine:
                 except RequestError as err:
                     done.events.extend(self._fail(seq, err))
                 done.rows += span.n_new
-            peak = self._retire_ended()
+            peak = max(done.peak, self._retire_ended(), key=lambda held: sum(held.values()))
             clock("commit")
         event = self._step_event(clock, done, peak)
         self.controlling.learn(event, drafts, self._chooser.verdicts if spans else {})
@@ -267,6 +271,8 @@ class Engine:
 
     def _select(self, seq: Sequence, start: int, rows: list[int], done: _Done) -> None:
         """Let the KV selector act; a sequence that finds no pages for what is kept is computed again."""
+        if not done.peak and self.selecting.acts(seq, start):
+            done.peak = self.memory()  # the step's most: rows go now
         if not self.selecting.commit(seq, start, rows, done.queries):
             self.scheduler.preempt(seq, done.batch)
             self.drafting.forget(seq)

@@ -79,6 +79,10 @@ class Selecting:
             self._observe(seq, first, [rows[i - start] for i in range(first, seq.computed)], queries)
         return seq.computed < point or self._select(seq)
 
+    def acts(self, seq: EngineSequence, start: int) -> bool:
+        """Whether the tokens committed from ``start`` on end where the selector acts."""
+        return self._next(seq, start) == seq.computed
+
     def nbytes(self, running: Iterable[EngineSequence]) -> int:
         """Bytes of statistics, and of the positions of kept tokens."""
         held = sum(s.selection.nbytes() for s in running if s.selection is not None)

@@ -155,6 +155,16 @@ def test_freed_memory_is_real(lab, scripted_selection, engine_with):
     assert all(len(t) == 16 for heads in seq.kept.values() for t in heads)
 
 
+def test_the_peak_of_a_step_is_before_rows_go(lab, scripted_selection, engine_with):
+    engine = engine_with(scripted_selection.Scripted(share=0.25))
+    prompt = lab.prompts_of(1, seed=1, low=64, high=65)[0]
+    engine.add(Request("a", tuple(prompt), SamplingParams(max_tokens=8, ignore_eos=True)))
+    step, _ = engine.step()
+    assert step.peak["kv_payload"] == 4 * step.bytes["kv_payload"] > 0
+    step, _ = engine.step()
+    assert not step.peak
+
+
 def test_ragged_heads_hold_pages_of_their_own(lab, scripted_selection, engine_with):
     engine = engine_with(scripted_selection.Scripted(share=0.25, per_head=True))
     prompt = lab.prompts_of(1, seed=1, low=64, high=65)[0]
