@@ -29,7 +29,7 @@ SPEC = TechniqueSpec(
         "Layers and decode attention in C++, compiled for this CPU at first use (seconds, then cached). "
         "Weights of another method keep their own kernels; attention is compiled unless another is chosen."
     ),
-    paper="https://arxiv.org/abs/2309.06180",  # §4.3: attention that reads pages in place
+    paper="https://doi.org/10.1145/1356052.1356053",  # packed panels: Goto and van de Geijn 2008
     stages=("prefill", "decode"),
     claims_slot=("kernels",),
     backends=("cpu",),
