@@ -138,7 +138,10 @@ class Meter:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets, so that work ends where it is safe; the second ends it at once."""
+    """An event that the first Ctrl-C sets, so that work ends where it is safe; the second ends it at once.
+
+    Where interrupts are ignored, as under nohup, they stay so.
+    """
     wanted = threading.Event()
 
     def on_interrupt(*_: object) -> None:
@@ -147,7 +150,8 @@ def interruptible() -> Iterator[threading.Event]:
         wanted.set()
         note("cancelling; press Ctrl-C again to stop at once")
 
-    if threading.current_thread() is not threading.main_thread():
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored or threading.current_thread() is not threading.main_thread():
         yield wanted
         return
     before = signal.signal(signal.SIGINT, on_interrupt)

@@ -61,7 +61,8 @@ def _with_format(
         return []  # planning says so where it looks for the page size
     if not fits:
         remedy = (
-            f"{title} codes whole pages, whose rows cannot be moved: choose a format that codes by token."
+            f"{title} codes whole pages, whose rows cannot be moved: switch off one of the two, or choose a "
+            "format that codes by token."
         )
         return [Conflict(chosen, codec_id, "KV rows", remedy)]
     if selector.per_head and codec.calibration == "ranges":

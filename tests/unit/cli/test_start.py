@@ -14,6 +14,8 @@ import time
 
 import pytest
 
+from workbench.cli.output import interruptible
+
 SCRIPT = """
 import os, signal, sys
 from workbench.cli import output, start
@@ -85,3 +87,14 @@ def test_an_interrupt_while_the_reader_is_slow_loses_nothing(unbuffered: str) ->
         found = json.loads(process.stdout.read())
     assert len(found["result"]) == 50000
     assert process.returncode == 0
+
+
+def test_interrupts_that_are_ignored_stay_ignored() -> None:
+    """As under nohup: the parent decided."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruptible() as wanted:
+            signal.raise_signal(signal.SIGINT)
+            assert not wanted.is_set()
+    finally:
+        signal.signal(signal.SIGINT, before)
