@@ -32,6 +32,7 @@ FORMATS = [
     "kv_fp4:rotate=true,affine=true",
     "kivi:bits=4,residual=32",
     "kivi:bits=2,residual=32",
+    "xquant:schedule=none,residual=32",
 ]
 _gen = torch.Generator().manual_seed(0)
 BY_TOKEN = torch.randn(2, LAYERS, VOCAB, HEADS, DIM, generator=_gen)
@@ -53,7 +54,7 @@ def codec_of(lab, text: str) -> tuple[KVCodec, int]:
     use = Use.parse(text)
     technique = catalog.get(use.id)
     config = lab.random_source("llama").config
-    context = BindContext(config, torch.float32, "fast", torch.device("cpu"), 8, RANGES)
+    context = BindContext(config, torch.float32, "fast", torch.device("cpu"), 8, kv_ranges=RANGES)
     codec = technique.bind(technique.configure(dict(use.options)), context)
     return codec, (codec.page_sizes(DIM) or (8,))[0]
 
