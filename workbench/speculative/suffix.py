@@ -92,7 +92,7 @@ def propose(seen: Occurrences, suffix: Sequence[int], config: Config, room: int,
         most = min(room, config.k, int(matched * config.factor + config.offset + 1e-6))
         if most > 0:
             draft = grow(seen, ends, most, config.min_prob, len(ends) / (len(ends) + here))
-            if draft.tokens and draft.score >= best.score:
+            if draft.tokens and not _below(draft.score, best.score):
                 best = Proposal(draft.tokens, draft.parents, draft.probs, matched)
     return best
 
@@ -104,7 +104,7 @@ def grow_chain(seen: Occurrences, ends: list[int], most: int, min_prob: float, p
     """
     tokens: list[int] = []
     probs: list[float] = []
-    while len(tokens) < most and prob >= min_prob:
+    while len(tokens) < most and not _below(prob, min_prob):
         if len(ends) == 1:  # no choice is left
             rest = seen.copy(ends[0], most - len(tokens))
             tokens += rest
@@ -115,12 +115,17 @@ def grow_chain(seen: Occurrences, ends: list[int], most: int, min_prob: float, p
             break
         token, behind = max(below.items(), key=lambda item: (len(item[1]), item[1][-1]))
         prob *= len(behind) / len(ends)
-        if prob < min_prob:
+        if _below(prob, min_prob):
             break
         tokens.append(token)
         probs.append(prob)
         ends = behind
     return Proposal(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(probs))
+
+
+def _below(prob: float, bar: float) -> bool:
+    """Whether a product of counts is below a bar; rounding alone does not put it there."""
+    return prob < bar * (1 - 1e-9)
 
 
 def grow_tree(seen: Occurrences, ends: list[int], most: int, min_prob: float, prob: float = 1.0) -> Proposal:
@@ -133,7 +138,7 @@ def grow_tree(seen: Occurrences, ends: list[int], most: int, min_prob: float, pr
     def push(prob: float, node: int, places: list[int]) -> None:
         for token, behind in seen.followers(places).items():
             chance = prob * len(behind) / len(places)
-            if chance >= min_prob:
+            if not _below(chance, min_prob):
                 heapq.heappush(waiting, (-chance, -behind[-1], node, token, behind))
 
     push(prob, -1, ends)

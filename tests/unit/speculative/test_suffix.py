@@ -56,12 +56,12 @@ def best_chain(texts, suffix, config, room, here=0):
                 break
             token, behind = max(below.items(), key=lambda item: (len(item[1]), item[1][-1]))
             prob *= len(behind) / (len(places) + extra)
-            if prob < config.min_prob:
+            if prob < config.min_prob * (1 - 1e-9):  # rounding is nobody's decision
                 break
             tokens.append(token)
             probs.append(prob)
             places, extra = behind, 0
-        if tokens and sum(probs) >= score:
+        if tokens and sum(probs) >= score * (1 - 1e-9):
             best, score = tokens, sum(probs)
     return best, score
 
