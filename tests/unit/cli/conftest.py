@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,15 @@ class Done:
             raise ValueError(f"{name} is not JSON")
 
         return json.loads(self.out, parse_constant=refuse)
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """A command may set variables for its own process (``--threads``): the next test is another process."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)
