@@ -28,7 +28,7 @@ def test_the_slider_shows_another_step(open_notebook: Callable[..., Any], shots:
     rail = page.locator(".slider-container .slider-rail-touch-rect").bounding_box()
     page.mouse.click(rail["x"] + 2, rail["y"] + rail["height"] / 2)
     told.first.filter(has_text="tile 1 of 4, keys 48 to 63: the first tile").wait_for(timeout=30_000)
-    assert page.locator(".legendtext", has_text="not read yet").count() == 1
+    page.locator(".legendtext", has_text="not read yet").wait_for(timeout=30_000)
     page.screenshot(path=shots / "tile-walk.png")
     assert not [e for e in page.errors if "Failed to load resource" not in e]
 
