@@ -23,7 +23,8 @@ from workbench.numerics.hadamard import random_signs
 from workbench.spec.errors import UnsupportedInput
 
 FP16 = torch.float16
-#: E4M3 rounds to 2^-4 of a number; averaged over keys and heads P V is off by 2.2 to 2.4 %, by 3.2 % in a window of one head.
+#: E4M3 rounds to 2^-4 of a number; averaged over keys and heads P V is off by 2.2 to 2.4 %, in a window of
+#: one head by 3.2 %.
 P_ERROR = 0.035
 
 
