@@ -50,7 +50,7 @@ def test_hidden_states_are_those_that_the_engine_shows(target):
         ((first, last),) = capture(target.decoder, target.attention(), [text], layers)
         assert torch.equal(streams[0], first) and torch.equal(streams[1], last)
         assert torch.equal(first, target.decoder.embed(torch.tensor(text)))
-    with target.engine("paged", limits=replace(target.plan.limits, kv_pool_tokens=256)) as engine:
+    with target.engine(limits=replace(target.plan.limits, kv_pool_tokens=256)) as engine:
         from workbench.engine.params import SamplingParams
         from workbench.engine.sequence import Request
 

@@ -81,7 +81,7 @@ def in_engine(
     limits = EngineLimits(kv_pool_tokens=pool, max_sequences=len(prompts), max_context=longest)
     events: list[Event] = []
     out: dict[str, list[int]] = {f"p{i}": [] for i in range(len(prompts))}
-    with target.engine("paged", *([use] if use else []), limits=limits) as engine:
+    with target.engine(*([use] if use else []), limits=limits) as engine:
         for name, prompt in zip(out, prompts, strict=True):
             engine.add(Request(name, tuple(prompt), params))
         while engine.has_work:

@@ -55,9 +55,10 @@ class Shards:
     def __init__(self, target: Target, settings: DataSettings, folder: Path | None = None) -> None:
         self.target = target
         self.settings = settings
-        made_by = f"{target.source.fingerprint} {target.plan.dtype} {target.plan.numerics}"
+        plan = target.plan
+        made_by = f"{target.source.fingerprint} {plan.dtype} {plan.numerics} {plan.recipe.key}"
         self.key = settings.key(made_by)
-        name = f"{Path(target.plan.model).name}-{self.key}"
+        name = f"{Path(plan.model).name}-{self.key}"
         self.folder = folder if folder is not None else cache_dir() / "training" / name
 
     def conversations(
@@ -122,7 +123,7 @@ class Shards:
         )
         pool = 2 * count * -(-longest // 64) * 64  # what does not fit at once waits
         limits = EngineLimits(kv_pool_tokens=pool, max_sequences=2 * count, max_context=longest)
-        with self.target.engine("paged", limits=limits) as engine:
+        with self.target.engine(limits=limits) as engine:
             made = converse(engine, self.target.tokenizer, number * count, count, making, cancel)
         self._write(name, _pack(made))
         return made

@@ -27,7 +27,7 @@ from workbench.spec.recipe import Recipe
 
 @dataclass(frozen=True)
 class Target:
-    """A model and its plain plan."""
+    """A model and its plain plan, with compiled kernels where they can be had."""
 
     source: Source
     tokenizer: Tokenizer
@@ -45,10 +45,13 @@ class Target:
 
     @contextmanager
     def engine(self, *uses: str, limits: EngineLimits, eos: Sequence[int] | None = None) -> Iterator[Engine]:
-        """An engine with its own KV pool that ends texts at the tokenizer's end tokens, or at ``eos``."""
+        """An engine of the plain plan and ``uses``, with a KV pool of its own.
+
+        It ends texts at the tokenizer's end tokens, or at ``eos``.
+        """
         made = require(
             plan(
-                Recipe.of(*uses),
+                Recipe.of(*(u.id for u in self.plan.recipe), *uses),
                 self.facts,
                 dtype=self.plan.dtype,
                 numerics=self.plan.numerics,
@@ -73,6 +76,8 @@ def open_target(
     """Open a model by name or folder; raises :class:`ModelError` s, and ``Cancelled`` between layers."""
     source, tokenizer = open_source(model), load_tokenizer(model)
     facts = ModelFacts(str(model), source.config, source.fingerprint)
-    made = require(plan(Recipe.of("paged"), facts, dtype=dtype, numerics=numerics))
+    made = plan(Recipe.of("paged", "compiled"), facts, dtype=dtype, numerics=numerics)
+    if not isinstance(made, Plan):  # other settings, or no compiler: slower, the same otherwise
+        made = require(plan(Recipe.of("paged"), facts, dtype=dtype, numerics=numerics))
     weights = build_weights(made, source, progress, cancel)
     return Target(source, tokenizer, Decoder(source.config, weights), made)
