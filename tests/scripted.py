@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.engine.drafting import Drafting
 from workbench.engine.engine import Engine
-from workbench.engine.seams import DraftContext, DraftTree
 
 
 class Replay:

@@ -11,9 +11,9 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
+from workbench.engine.draft_seams import DraftTree, Verdict
 from workbench.engine.processing import best as engine_best
 from workbench.engine.sampling import PositionNoise
-from workbench.engine.seams import DraftTree, Verdict
 from workbench.kernels.decode.sample import Noise, best
 from workbench.kernels.decode.spec_verify import (
     reference,

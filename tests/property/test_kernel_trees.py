@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.attention.spans import ancestors
+from workbench.engine.draft_seams import DraftTree
 from workbench.engine.sampling import row_paths
-from workbench.engine.seams import DraftTree
 from workbench.kernels.attention.splits import MOST_SPLITS, chunk_tokens, split_count
 from workbench.kernels.layouts.tree import tree_rows, unpack
 from workbench.kernels.layouts.verdict import drafts

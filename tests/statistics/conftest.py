@@ -16,8 +16,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from workbench.engine.draft_seams import DraftTree, Verdict
 from workbench.engine.sampling import row_paths
-from workbench.engine.seams import DraftTree, Verdict
 from workbench.speculative import rules
 
 Rule = Callable[..., Verdict]  # (tree, p, sample, coin)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from workbench.engine.seams import DraftTree, Verdict
+from workbench.engine.draft_seams import DraftTree, Verdict
 from workbench.spec.errors import InvariantError
 from workbench.speculative import block as module
 from workbench.speculative import rules

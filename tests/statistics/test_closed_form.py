@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from workbench.engine.seams import DraftTree
+from workbench.engine.draft_seams import DraftTree
 from workbench.speculative import rules, typical
 from workbench.speculative.verify import ExactVerify
 

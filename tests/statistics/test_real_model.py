@@ -13,10 +13,10 @@ from workbench.core.build import build_engine
 from workbench.core.build_kv import build_kv
 from workbench.core.build_weights import build_weights
 from workbench.core.plan import ModelFacts, plan, require
+from workbench.engine.draft_seams import DraftTree
 from workbench.engine.params import SamplingParams
 from workbench.engine.processing import process
 from workbench.engine.sampling import PositionNoise
-from workbench.engine.seams import DraftTree
 from workbench.models.decoder import Decoder
 from workbench.models.registry import open_source
 from workbench.spec.errors import ModelNotFound

@@ -7,9 +7,9 @@ controls must be rejected at the level at which the right rules pass.
 import pytest
 import torch
 
+from workbench.engine.draft_seams import DraftTree
 from workbench.engine.noise import Key, Stream, sample, uniforms
 from workbench.engine.sampling import PositionNoise
-from workbench.engine.seams import DraftTree
 from workbench.speculative import rules
 from workbench.speculative.block import block
 from workbench.speculative.recursive import conditional_laws, recursive

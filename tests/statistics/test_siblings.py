@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from workbench.engine.draft_seams import DraftTree, Verdict
 from workbench.engine.noise import Key, Stream, gumbel
-from workbench.engine.seams import DraftTree, Verdict
 from workbench.spec.errors import InvariantError
 from workbench.speculative import rules
 from workbench.speculative.recursive import (

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from workbench.engine.draft_seams import DraftTree
 from workbench.engine.sampling import PositionNoise
-from workbench.engine.seams import DraftTree
 from workbench.speculative.verify import ExactVerify
 
 ROUNDS = 40_000

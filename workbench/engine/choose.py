@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from workbench.engine.clock import PhaseClock
+from workbench.engine.draft_seams import DraftTree, Verdict, Verify
 from workbench.engine.processing import best, first_max, law, logprobs, not_finite, scores
 from workbench.engine.sampling import PositionNoise, check_alive, row_masks, row_paths
-from workbench.engine.seams import DraftTree, LogitsMask, SpanPlan, Verdict, Verify
+from workbench.engine.seams import LogitsMask, SpanPlan
 from workbench.engine.sequence import Sequence
 from workbench.spec.errors import MaskError, RequestError
 from workbench.spec.events import TokenInfo, TokenSource

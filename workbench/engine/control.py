@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from workbench.engine.draft_seams import DraftTree, Verdict
 from workbench.engine.scheduler import Batch
-from workbench.engine.seams import DraftTree, Verdict
 from workbench.spec.events import StepEvent
 
 

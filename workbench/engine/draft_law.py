@@ -11,14 +11,14 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
+from workbench.engine.draft_seams import Pick
 from workbench.engine.processing import best, law, scores
 from workbench.engine.sampling import PositionNoise
-from workbench.engine.seams import Pick
 from workbench.engine.sequence import Sequence
 
 
 class RequestLaw:
-    """:class:`workbench.engine.seams.DraftLaw` of one sequence."""
+    """:class:`workbench.engine.draft_seams.DraftLaw` of one sequence."""
 
     def __init__(self, seq: Sequence) -> None:
         self._seq = seq

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from workbench.engine.seams import Drafter
+from workbench.engine.draft_seams import Drafter
 from workbench.models.decoder import Decoder
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from workbench.engine.draft_law import RequestLaw
 from workbench.engine.draft_runner import DraftRunner
+from workbench.engine.draft_seams import DraftContext, Drafter, DraftTree, FeatureDrafter
 from workbench.engine.scheduler import Batch
-from workbench.engine.seams import DraftContext, Drafter, DraftTree, FeatureDrafter
 from workbench.engine.sequence import Sequence
 from workbench.spec.errors import InvariantError
 from workbench.spec.events import TokenInfo

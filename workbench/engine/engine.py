@@ -19,11 +19,12 @@ from workbench.engine.clock import PhaseClock
 from workbench.engine.commit import commit_tokens, flush_text
 from workbench.engine.control import Controlling, DraftControl
 from workbench.engine.draft_runner import DraftRunner
+from workbench.engine.draft_seams import Drafter, DraftTree, Verify
 from workbench.engine.drafting import Drafting
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
 from workbench.engine.scheduler import Batch, Scheduler
-from workbench.engine.seams import Drafter, DraftTree, SpanPlan, StepPlan, Verify
+from workbench.engine.seams import SpanPlan, StepPlan
 from workbench.engine.selecting import Selecting
 from workbench.engine.selection import KVSelector
 from workbench.engine.sequence import Request, Sequence

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from workbench.engine.draft_seams import DraftTree
 from workbench.engine.noise import Key, Stream, sample, uniform
-from workbench.engine.seams import DraftTree, LogitsMask
+from workbench.engine.seams import LogitsMask
 from workbench.spec.errors import MaskError
 
 

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from workbench.engine.draft_seams import DraftTree
 from workbench.engine.kv import KVCache
-from workbench.engine.seams import DraftTree
 from workbench.engine.sequence import Sequence
 
 Boundary = Callable[[Sequence], int]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from workbench.engine.draft_seams import DraftTree
 from workbench.engine.scheduler import Batch
-from workbench.engine.seams import DraftTree, SpanPlan
+from workbench.engine.seams import SpanPlan
 from workbench.engine.sequence import Sequence
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workbench.engine.seams import Coin, DraftTree, Sampler, Verdict
+from workbench.engine.draft_seams import Coin, DraftTree, Sampler, Verdict
 from workbench.spec.errors import InvariantError
 from workbench.speculative.rules import check, draft_laws, drawn_chance, residual
 

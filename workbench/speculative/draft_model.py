@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.draft_runner import DraftRunner
-from workbench.engine.seams import DraftContext, DraftTree
+from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.models.decoder import Decoder
 from workbench.spec.errors import InvariantError, OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option

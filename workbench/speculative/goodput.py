@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.engine.seams import DraftTree
+from workbench.engine.draft_seams import DraftTree
 from workbench.spec.events import StepEvent
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.hit_rates import Floats, HitRates

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.engine.seams import DraftContext, DraftTree
+from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.models.decoder import Decoder
 from workbench.models.heads import HeadFile, find_head
 from workbench.spec.errors import HeadMismatch, InvariantError, OptionError

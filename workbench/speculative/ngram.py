@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.engine.seams import DraftContext, DraftTree
+from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.spec.errors import InvariantError, OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workbench.engine.seams import Coin, DraftTree, Sampler, Verdict
+from workbench.engine.draft_seams import Coin, DraftTree, Sampler, Verdict
 from workbench.spec.errors import InvariantError
 from workbench.speculative.rules import children, draft_laws, rejection
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workbench.engine.seams import Coin, DraftTree, Sampler, Verdict
+from workbench.engine.draft_seams import Coin, DraftTree, Sampler, Verdict
 from workbench.spec.errors import InvariantError
 
 

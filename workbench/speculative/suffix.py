@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.engine.seams import DraftContext, DraftTree
+from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.spec.errors import InvariantError
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.occurrences import Occurrences

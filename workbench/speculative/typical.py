@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.engine.seams import Coin, DraftTree, Sampler, Verdict
+from workbench.engine.draft_seams import Coin, DraftTree, Sampler, Verdict
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative import rules
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from workbench.engine.seams import Coin, DraftTree, Sampler, Verdict
+from workbench.engine.draft_seams import Coin, DraftTree, Sampler, Verdict
 from workbench.spec.errors import OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative import rules

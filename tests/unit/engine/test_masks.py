@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
+from workbench.engine.draft_seams import DraftTree
 from workbench.engine.masks import TokenSetMask
 from workbench.engine.sampling import check_alive, row_masks, row_paths
-from workbench.engine.seams import DraftTree
 from workbench.spec.errors import MaskError
 
 

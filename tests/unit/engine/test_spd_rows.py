@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import workbench.engine.choose as choose
+from workbench.engine.draft_seams import DraftTree
 from workbench.engine.params import SamplingParams
-from workbench.engine.seams import DraftTree
 from workbench.engine.sequence import Request
 from workbench.spec.errors import InvariantError
 from workbench.speculative.stats import acceptance

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.engine.seams import DraftTree
+from workbench.engine.draft_seams import DraftTree
 from workbench.spec.events import StepEvent
 from workbench.speculative.goodput import SPEC, Config, bind, choose
 from workbench.speculative.hit_rates import HitRates

@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from workbench.engine.draft_seams import DraftContext, FeatureDrafter
 from workbench.engine.draft_target import TargetDrafter
 from workbench.engine.params import SamplingParams
 from workbench.engine.scheduler import Batch
-from workbench.engine.seams import DraftContext, FeatureDrafter
 from workbench.engine.sequence import Request
 from workbench.models.heads import find_head, read_head, write_head
 from workbench.spec.errors import HeadMismatch, MissingHead, OptionError, PlanError

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from workbench.engine.seams import DraftContext
+from workbench.engine.draft_seams import DraftContext
 from workbench.spec.errors import InvariantError, OptionError
 from workbench.speculative.ngram import SPEC, Config, NgramIndex, bind
 

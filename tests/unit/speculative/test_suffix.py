@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.engine.seams import DraftContext
+from workbench.engine.draft_seams import DraftContext
 from workbench.spec.errors import InvariantError
 from workbench.spec.technique import make_config
 from workbench.speculative.occurrences import Occurrences

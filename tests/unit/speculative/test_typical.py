@@ -5,7 +5,7 @@ from math import exp, log
 import pytest
 import torch
 
-from workbench.engine.seams import DraftTree, Verdict
+from workbench.engine.draft_seams import DraftTree, Verdict
 from workbench.speculative.stats import acceptance
 from workbench.speculative.typical import SPEC, Config, bind, thresholds, typical
 

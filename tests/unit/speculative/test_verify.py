@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
+from workbench.engine.draft_seams import DraftContext, DraftTree, Verdict
 from workbench.engine.params import SamplingParams
 from workbench.engine.processing import process
 from workbench.engine.sampling import PositionNoise
-from workbench.engine.seams import DraftContext, DraftTree, Verdict
 from workbench.spec.errors import InvariantError, OptionError
 from workbench.spec.technique import make_config, options_of
 from workbench.speculative import ngram, rules, verify
