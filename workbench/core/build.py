@@ -20,11 +20,13 @@ from workbench.core.build_kv import (
     kv_groups,
     kv_selector,
 )
+from workbench.core.build_weights import plain_weights
 from workbench.engine.bounds import reads_bounds
 from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_target import attach_target
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor
+from workbench.engine.feature_runner import FeatureRunner
 from workbench.engine.kv import KVCache
 from workbench.engine.scheduler import Boundary, Scheduler
 from workbench.engine.seams import AttentionOp, KVCodec
@@ -32,6 +34,7 @@ from workbench.engine.selection import KVSelector
 from workbench.engine.text import MakeStream
 from workbench.models.config import KVGroup
 from workbench.models.decoder import Decoder
+from workbench.models.feature_decoder import FeatureDecoder
 from workbench.spec.plan import Plan
 
 
@@ -101,13 +104,14 @@ def draft_runner(plan: Plan, drafter: Any, target: Decoder, kv: KVCache) -> Draf
     config = target.config
     if not drafter_layers(plan, config):
         return None
-    home, own = draft_group(config), drafter.decoder(target)
+    home, own = draft_group(config), drafter.decoder(target, plain_weights(plan, config))
     group = config.kv_groups[home]
     groups = (KVGroup(tuple(range(own.config.num_layers)), group.window),)
     op = attention_op(plan, config)
     executor = Executor(own, [kv.stores[home]], op, groups, below=len(group.layers))
     own.reserve(plan.limits.max_context)
-    runner = DraftRunner(executor, home, plan.page_size)
+    reads_states = isinstance(own, FeatureDecoder)
+    runner = (FeatureRunner if reads_states else DraftRunner)(executor, home, plan.page_size)
     drafter.attach(runner)
     return runner
 

@@ -9,6 +9,7 @@ import torch
 from workbench.core import catalog
 from workbench.core.bound import bound
 from workbench.models.compiled import compiled_pack
+from workbench.models.config import ModelConfig
 from workbench.models.plain import plain_pack
 from workbench.models.progress import Cancel, Progress
 from workbench.models.source import Source
@@ -23,19 +24,22 @@ def weights_key(plan: Plan) -> tuple[str, str, str, str, str]:
     return plan.model, plan.dtype, plan.numerics, plan.device, Recipe(tuple(weights)).key
 
 
+def plain_weights(plan: Plan, config: ModelConfig) -> Pack:
+    """The pack of weights that no method codes, for the plan's kernels: a draft head's too."""
+    kernels = bound(plan, "kernels", config)
+    if kernels is not None:
+        return compiled_pack(kernels, config.activation)
+    return plain_pack(getattr(torch, plan.dtype), plan.numerics, plan.device, activation=config.activation)
+
+
 def build_weights(
     plan: Plan, source: Source, progress: Progress | None = None, cancel: Cancel | None = None
 ) -> WeightSet:
     """Pack the plan's weight set; cancellable between layers, progress per layer."""
     dtype = getattr(torch, plan.dtype)
-    kernels = bound(plan, "kernels", source.config)
-    method = bound(plan, "weights", source.config, kernels=kernels)
-
-    pack: Pack
-    if method is None and kernels is not None:
-        pack = compiled_pack(kernels, source.config.activation)
-    elif method is None:
-        pack = plain_pack(dtype, plan.numerics, plan.device, activation=source.config.activation)
+    method = bound(plan, "weights", source.config, kernels=bound(plan, "kernels", source.config))
+    if method is None:
+        pack = plain_weights(plan, source.config)
     else:
 
         def pack(name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:

@@ -293,8 +293,10 @@ def _compute(engine: Engine, seq: EngineSequence, progress: Progress | None) -> 
             0,
         )
         with torch.inference_mode():
-            executor.forward(executor.prepare(StepPlan(0, (span,))))
-            engine.drafting.before_commit(seq, begin + n)  # pages are complete in a drafter's layers too
+            engine.drafting.meet(seq)
+            out = executor.forward(executor.prepare(StepPlan(0, (span,))), engine.drafting.features)
+            # Pages are complete in a drafter's layers too.
+            engine.drafting.before_commit(seq, begin, begin + n, range(n), out.captured)
             engine.kv.commit(seq, begin + n)
             engine.drafting.after_commit(seq)
         report(progress, seq.computed / end, "computing the conversation")

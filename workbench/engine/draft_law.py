@@ -7,8 +7,10 @@ their own: shared with the target's noise, drafts would bias the output.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
+import torch
 from torch import Tensor
 
 from workbench.engine.draft_seams import Pick
@@ -20,24 +22,57 @@ from workbench.engine.sequence import Sequence
 class RequestLaw:
     """:class:`workbench.engine.draft_seams.DraftLaw` of one sequence."""
 
-    def __init__(self, seq: Sequence) -> None:
+    def __init__(self, seq: Sequence, vocab_size: int) -> None:
         self._seq = seq
+        self._vocab = vocab_size
 
-    def pick(self, logits: Tensor, path: Seq[int], *, draws: bool) -> Pick | None:
-        """What follows the drafted ids ``path`` by a drafter's ``logits`` [V].
+    def pick(self, logits: Tensor, path: Seq[int], *, draws: bool, ids: Tensor | None = None) -> Pick | None:
+        """What follows the drafted ids ``path`` by a drafter's ``logits``: of all ids, or of ``ids`` alone.
 
         None where the request's own mask fails: verification asks it again, and tells.
         """
         seq = self._seq
         try:
-            masks = None
-            if seq.request.mask is not None:
-                masks = [seq.request.mask.allowed(seq.generated, path)]
-            scored = scores(logits[None], seq.params, seq.generated, [path], seq.request.prompt, masks)
+            scored, ids = self._scored(logits, path, ids)
             if seq.params.greedy or not draws:
-                return Pick(best(scored)[0], None)
+                token = best(scored)[0]
+                return Pick(token if ids is None else int(ids[token]), None)
             q = law(scored, seq.params)[0]
+            q = q if ids is None else _spread(q, ids, self._vocab, 0.0)
             noise = PositionNoise(seq.params.seed, seq.sample, len(seq.tokens))
             return Pick(noise.draft(q, len(path)), q)
         except Exception:
             return None
+
+    def top(
+        self, logits: Tensor, path: Seq[int], k: int, *, ids: Tensor | None = None
+    ) -> list[tuple[int, float]]:
+        """The ``k`` likeliest tokens and the logarithms of their chances, likeliest first.
+
+        At temperature 0 the chances are those of temperature 1, before the filters. Fewer where fewer are
+        possible, none where the request's own mask fails.
+        """
+        params = self._seq.params
+        try:
+            scored, ids = self._scored(logits, path, ids)
+            chances = scored.log_softmax(-1) if params.greedy else law(scored, params).log()
+            values, places = chances[0].topk(min(k, chances.shape[-1]))
+        except Exception:
+            return []
+        tokens = places if ids is None else ids[places]
+        pairs = zip(tokens.tolist(), values.tolist(), strict=True)
+        return [(token, value) for token, value in pairs if math.isfinite(value)]
+
+    def _scored(self, logits: Tensor, path: Seq[int], ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Scores [1, n] of ``ids``, or of all where mask or penalties ask for each token's own place."""
+        seq, masks = self._seq, None
+        if ids is not None and (seq.request.mask is not None or seq.params.penalised):
+            logits, ids = _spread(logits, ids, self._vocab, -math.inf), None
+        if seq.request.mask is not None:
+            masks = [seq.request.mask.allowed(seq.generated, path)]
+        return scores(logits[None], seq.params, seq.generated, [path], seq.request.prompt, masks), ids
+
+
+def _spread(values: Tensor, ids: Tensor, vocab: int, rest: float) -> Tensor:
+    """``values`` [n] at their ``ids`` of a vocabulary, ``rest`` elsewhere: [V]."""
+    return torch.full((vocab,), rest, dtype=values.dtype, device=values.device).scatter_(0, ids, values)

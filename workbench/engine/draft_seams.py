@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 
@@ -18,13 +19,15 @@ class DraftTree:
 
     ``parents[i]`` is the index of node ``i``'s parent, -1 for children of the root; parents come first.
     ``q`` is the law each node was drawn from, [n, V] float, or None when the draft is deterministic
-    (n-gram, argmax, top-k), which decides between rules R2 and R3.
+    (n-gram, argmax, top-k), which decides between rules R2 and R3. ``confidence``: what a deterministic
+    drafter gives each node, given its parent, where it knows; it is shown, and decides nothing.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     source: str
     q: Tensor | None = None
+    confidence: tuple[float, ...] = ()
 
     @classmethod
     def chain(cls, tokens: Sequence[int], source: str, q: Tensor | None = None) -> DraftTree:
@@ -43,6 +46,13 @@ class DraftTree:
             out.append(1 if p < 0 else out[p] + 1)
         return tuple(out)
 
+    def chances(self) -> tuple[float, ...]:
+        """What the drafter gave each node, given its parent; empty where it does not say."""
+        if self.q is None:
+            return self.confidence
+        rows = torch.arange(len(self.tokens), device=self.q.device)
+        return tuple(self.q[rows, torch.tensor(self.tokens, device=self.q.device)].tolist())
+
 
 class Pick(NamedTuple):
     """A drafted token and, where it was drawn, the law ``q`` [V] it was drawn from."""
@@ -52,11 +62,22 @@ class Pick(NamedTuple):
 
 
 class DraftLaw(Protocol):
-    """The processing that a request's own tokens go through, for the logits of a drafter's model."""
+    """The processing that a request's own tokens go through, for the logits of a drafter's model.
 
-    def pick(self, logits: Tensor, path: Sequence[int], *, draws: bool) -> Pick | None:
-        """What follows the drafted ids ``path`` by ``logits`` [V]: drawn, or the likeliest (temperature 0, or
-        not ``draws``). None where nothing can follow."""
+    ``logits`` [V], or [n] of the tokens ``ids`` (int64 [n]) alone where a drafter has a smaller vocabulary;
+    ``path``: drafted ids behind the newest committed token.
+    """
+
+    def pick(
+        self, logits: Tensor, path: Sequence[int], *, draws: bool, ids: Tensor | None = None
+    ) -> Pick | None:
+        """What follows: drawn, or the likeliest (temperature 0, or not ``draws``). None where nothing can."""
+        ...
+
+    def top(
+        self, logits: Tensor, path: Sequence[int], k: int, *, ids: Tensor | None = None
+    ) -> list[tuple[int, float]]:
+        """The ``k`` likeliest tokens with the logarithms of their chances, likeliest first."""
         ...
 
 

@@ -24,8 +24,11 @@ from workbench.spec.events import TokenInfo
 class Drafting:
     """A drafter, or none, and the sequences it knows; ``runner`` if it has layers of its own."""
 
-    def __init__(self, drafter: Drafter | None, runner: DraftRunner | None = None) -> None:
+    def __init__(
+        self, drafter: Drafter | None, runner: DraftRunner | None = None, vocab_size: int = 0
+    ) -> None:
         self.drafter = drafter
+        self._vocab_size = vocab_size
         self.runner = runner
         self._shown = drafter if isinstance(drafter, FeatureDrafter) else None
         self._known: set[int] = set()
@@ -39,13 +42,6 @@ class Drafting:
         """A sequence is about to be run: a drafter that is shown hidden states knows it from now on."""
         if self._shown is not None and seq.id not in self._known:
             self._begin(seq)
-
-    def observe(self, seq: Sequence, start: int, rows: Seq[int], captured: Mapping[int, Tensor]) -> None:
-        """Show the hidden states of newly committed tokens: ``rows`` of ``captured``, by layer."""
-        if self._shown is not None and rows:
-            streams = [captured[layer] for layer in self._shown.features]
-            index = torch.tensor(rows, device=streams[0].device)
-            self._shown.observe(seq.id, start, [stream.index_select(0, index) for stream in streams])
 
     @property
     def max_draft(self) -> int:
@@ -67,7 +63,9 @@ class Drafting:
                 continue
             if seq.id not in self._known:
                 self._begin(seq)
-            contexts.append(DraftContext(seq.id, seq.tokens, room, seq.params.greedy, RequestLaw(seq)))
+            contexts.append(
+                DraftContext(seq.id, seq.tokens, room, seq.params.greedy, RequestLaw(seq, self._vocab_size))
+            )
         trees = self.drafter.propose(contexts) if contexts else []
         out = {c.seq: t for c, t in zip(contexts, trees, strict=True) if t is not None and t.tokens}
         for c in contexts:  # a longer draft would cross the budget, the page pool or a codec's boundary
@@ -76,8 +74,17 @@ class Drafting:
                 raise InvariantError(f"{self.drafter.name} drafted {n} tokens where {c.room} were asked for.")
         return out
 
-    def before_commit(self, seq: Sequence, computed: int) -> None:
-        """The KV of the first ``computed`` tokens is about to become final."""
+    def before_commit(
+        self, seq: Sequence, start: int, computed: int, rows: Seq[int], captured: Mapping[int, Tensor]
+    ) -> None:
+        """The KV of the first ``computed`` tokens is about to become final.
+
+        Those from ``start`` on are ``rows`` of ``captured``, by layer: a drafter that asked is shown them.
+        """
+        if self._shown is not None and rows and (seq.finish is None or self.runner is not None):
+            streams = [captured[layer] for layer in self._shown.features]
+            index = torch.tensor(rows, device=streams[0].device)
+            self._shown.observe(seq.id, start, [stream.index_select(0, index) for stream in streams])
         if self.runner is not None:
             self.runner.complete(seq, computed)
 

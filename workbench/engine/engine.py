@@ -82,7 +82,7 @@ class Engine:
         self.context = context
         self.vocab_size = executor.decoder.config.vocab_size
         self.eos_ids = frozenset(eos_ids)
-        self.drafting = Drafting(drafter, runner)
+        self.drafting = Drafting(drafter, runner, self.vocab_size)
         self.controlling = Controlling(control)
         self.selecting = Selecting(selector, kv, executor)
         if selector is not None:
@@ -240,13 +240,12 @@ class Engine:
         if not infos and seq.budget == 0 and span.start + span.n_new >= seq.prompt_len:
             self._end_scoring(seq, done.events)
         computed = min(base + len(accepted), len(seq.tokens) - 1) if infos else base
-        self.drafting.before_commit(seq, computed)
+        own = [*range(base - span.start), *(base - span.start + i for i in accepted)]
+        rows = [done.rows + i for i in own[: computed - span.start]]
+        self.drafting.before_commit(seq, span.start, computed, rows, done.captured)
         self.kv.commit(seq, computed)
         self.drafting.after_commit(seq)
         if seq.finish is None:
-            own = [*range(base - span.start), *(base - span.start + i for i in accepted)]
-            rows = [done.rows + i for i in own[: computed - span.start]]
-            self.drafting.observe(seq, span.start, rows, done.captured)
             self._select(seq, span.start, rows, done)
         if tree is not None and path is not None:
             done.records.append(
@@ -260,6 +259,9 @@ class Engine:
                     rule=self._chooser.rule(tree, seq),
                     expected=path.expected,
                     mismatch=path.mismatch,
+                    root=span.tokens[base - span.start - 1],
+                    own=infos[-1].id,
+                    chances=tree.chances(),
                 )
             )
         self.drafting.commit(seq, gained.infos)

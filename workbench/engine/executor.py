@@ -121,8 +121,18 @@ class Executor:
             wheres=wheres,
         )
 
-    def forward(self, step: Prepared, capture: tuple[int, ...] = (), *, queries: bool = False) -> StepOutput:
-        """Run the model over a prepared step: writes K/V, attends, returns the logits asked for."""
+    def forward(
+        self,
+        step: Prepared,
+        capture: tuple[int, ...] = (),
+        *,
+        queries: bool = False,
+        states: Tensor | None = None,
+    ) -> StepOutput:
+        """Run the model over a prepared step: writes K/V, attends, returns the logits asked for.
+
+        ``states`` [T, H]: what a head that reads hidden states is given beside ids.
+        """
         stores, plans, op, home = self.stores, self._plans, self.op, self.parts
         reads, wheres = step.reads, step.wheres
         asked: dict[int, Tensor] = {}
@@ -145,7 +155,9 @@ class Executor:
             outs = [part(layer, p, q[:, p.queries], k[:, p.heads], v[:, p.heads]) for p in parts]
             return torch.cat(outs, 1)
 
-        out = self.decoder.forward(step.ids, step.positions, attend, logits_rows=step.rows, capture=capture)
+        out = self.decoder.forward(
+            step.ids, step.positions, attend, logits_rows=step.rows, capture=capture, states=states
+        )
         if self.device.type == "cuda":  # its time belongs to this phase
             torch.cuda.synchronize(self.device)
         return StepOutput(out.logits, step.offsets, out.hidden, dict(out.captured), asked)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.models.block import Rotation, torch_block
+from workbench.models.block import Enter, Rotation, torch_block
 from workbench.models.compiled import compiled_block, is_compiled
 from workbench.models.config import ModelConfig
 from workbench.models.gated import fast_gated, pinned_gated
@@ -92,14 +92,26 @@ class Decoder:
         *,
         logits_rows: Tensor | None = None,
         capture: Collection[int] = (),
+        states: Tensor | None = None,
     ) -> ForwardOut:
         """Run int64 ``ids`` [T] at int64 ``positions`` [T]; logits for ``logits_rows`` [R], or all rows.
 
         ``capture`` names layers whose input is wanted. Behind the attention of the last layer only rows with
         logits go on, unless its output is captured. Raises ``PromptTooLong`` for a position beyond the
-        context limit.
+        context limit. ``states`` are for heads that read hidden states; a model reads none.
         """
-        hidden = self.embed(ids)
+        return self._layers(self.embed(ids), positions, attend, logits_rows, capture)
+
+    def _layers(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        logits_rows: Tensor | None,
+        capture: Collection[int],
+        first: Enter | None = None,
+    ) -> ForwardOut:
+        """All blocks on the stream ``hidden`` [T, H]; ``first`` in place of the first one's entrance."""
         rotations = self._rotations(positions)
         captured: dict[int, Tensor] = {}
         last = len(self._blocks) - 1
@@ -107,7 +119,8 @@ class Decoder:
         for index, block in enumerate(self._blocks):
             if index in capture:
                 captured[index] = hidden
-            q, k, v = block.enter(hidden, rotations[self.config.layer_types[index]])
+            enter = block.enter if first is None or index else first
+            q, k, v = enter(hidden, rotations[self.config.layer_types[index]])
             keep = logits_rows if early and index == last else None
             hidden = block.leave(attend(index, q, k, v), hidden, keep)
         if last + 1 in capture:

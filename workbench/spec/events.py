@@ -41,7 +41,9 @@ class TokenInfo:
 class DraftRecord:
     """One verified draft of one sequence: the tree, the verdict, the counts.
 
-    ``expected`` and ``mismatch`` as in the verdict; ``mismatch`` is None for exact rules.
+    ``expected`` and ``mismatch`` as in the verdict; ``mismatch`` is None for exact rules. ``root`` is the
+    token the tree hangs below, ``own`` the model's own behind what was kept (it may have been cut off).
+    ``chances``: what the drafter gave each node, given its parent; empty where it does not say.
     """
 
     request_id: str
@@ -53,6 +55,9 @@ class DraftRecord:
     rule: str
     expected: tuple[float, ...] = ()
     mismatch: tuple[float, ...] | None = None
+    root: int | None = None
+    own: int | None = None
+    chances: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

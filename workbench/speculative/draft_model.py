@@ -19,6 +19,7 @@ from torch import Tensor
 from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.models.decoder import Decoder
+from workbench.models.weightset import Pack
 from workbench.spec.errors import InvariantError, OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
 
@@ -110,8 +111,8 @@ class ModelDrafter:
         """KV layers it keeps in the pages."""
         return len(self._kept)
 
-    def decoder(self, target: Decoder) -> Decoder:
-        """Its model."""
+    def decoder(self, target: Decoder, pack: Pack) -> Decoder:
+        """Its model, on weights that are packed already."""
         made = cut_out(target, self._kept)
         self._own = made.table_nbytes
         return made

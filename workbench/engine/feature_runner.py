@@ -1,0 +1,162 @@
+"""Runs a head that reads hidden states over the pages of the sequences it drafts for.
+
+What it is fed of committed tokens uses the target's own states and stays; what it is fed of a draft uses its
+own outputs as states and is void with the next step, accepted or not: those rows are fed again with the
+target's states. A state that was never shown (the last one of a prefix that an index gave) counts as zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.engine.draft_runner import DraftRunner
+from workbench.engine.executor import Executor
+from workbench.engine.seams import SpanPlan, StepPlan
+from workbench.engine.sequence import Sequence
+from workbench.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Drafted tokens behind a sequence's newest one, and the state [H] of each one's parent.
+
+    ``parents[i]`` is another of these tokens, or -1: the newest committed one. None: a chain, whose first
+    ``written`` tokens were fed before and are not given again. The last ``asked`` rows are answered.
+    """
+
+    seq: int
+    tokens: tuple[int, ...]
+    states: tuple[Tensor, ...]
+    parents: tuple[int, ...] | None = None
+    written: int = 0
+    asked: int = 1
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A sequence's answers: ``logits`` [R, W] (W: the head's own vocabulary), and the ``states`` [R, H] that
+    leave the last layer, which a next row reads."""
+
+    logits: Tensor
+    states: Tensor
+
+
+@dataclass
+class _Shown:
+    """States [n, H] of the positions ``start … start + n - 1``."""
+
+    start: int
+    states: Tensor
+
+
+class FeatureRunner(DraftRunner):
+    """``executor`` holds a :class:`~workbench.models.feature_decoder.FeatureDecoder`."""
+
+    def __init__(self, executor: Executor, group: int, page_size: int) -> None:
+        super().__init__(executor, group, page_size)
+        weights = executor.decoder.weights
+        self._zero = torch.zeros(
+            executor.decoder.config.hidden_size, dtype=weights.residual_dtype, device=weights.device
+        )
+        self._shown: dict[int, _Shown] = {}
+
+    @property
+    def decoder(self) -> Decoder:
+        """The head."""
+        return self._executor.decoder
+
+    def show(self, seq_id: int, start: int, states: Tensor) -> None:
+        """States [n, H] of committed tokens, in order of positions; a gap makes earlier ones void."""
+        known = self._shown.get(seq_id)
+        if known is None or known.start + len(known.states) != start:
+            self._shown[seq_id] = _Shown(start, states)
+            return
+        first = min(max(self._fed.get(seq_id, 0) - 1, known.start), start)  # older ones were fed
+        self._shown[seq_id] = _Shown(first, torch.cat((known.states[first - known.start :], states)))
+
+    def forget(self, seq_id: int) -> None:
+        """It ended, or starts over."""
+        super().forget(seq_id)
+        self._shown.pop(seq_id, None)
+
+    def nbytes(self) -> int:
+        """Bytes of the states that are kept."""
+        return sum(s.states.untyped_storage().nbytes() for s in self._shown.values())
+
+    def catch_up(self, ids: Seq[int]) -> list[Fed]:
+        """Feed what was committed since; the row of the newest token is answered, and counts as fed."""
+        spans, states = [], []
+        for i in ids:
+            seq = self._live[i]
+            first, end = min(self._fed[i], len(seq.tokens) - 1), len(seq.tokens)
+            spans.append(self._span(seq, seq.tokens[first:end], first, logits=1))
+            states.append(self._states(i, first, end))
+            self._fed[i] = end
+        return self._forward(spans, states)
+
+    def draft(self, branches: Seq[Branch]) -> list[Fed]:
+        """Feed drafted tokens."""
+        spans, states = [], []
+        for b in branches:
+            seq = self._live[b.seq]
+            start = len(seq.tokens) + b.written
+            spans.append(self._span(seq, b.tokens, start, parents=b.parents, logits=b.asked))
+            states.append(torch.stack(b.states))
+        return self._forward(spans, states)
+
+    def _span(
+        self,
+        seq: Sequence,
+        tokens: Seq[int],
+        start: int,
+        *,
+        parents: tuple[int, ...] | None = None,
+        logits: int,
+    ) -> SpanPlan:
+        n = len(tokens)
+        if parents is None:
+            positions = tuple(range(start, start + n))
+        else:
+            depths: list[int] = []
+            for p in parents:
+                depths.append(0 if p < 0 else depths[p] + 1)
+            positions = tuple(start + d for d in depths)
+        table = (tuple(seq.tables[self._group]),)
+        return SpanPlan(seq.id, tuple(tokens), positions, start, table, logits, parents)
+
+    def _states(self, seq_id: int, first: int, end: int) -> Tensor:
+        """Inputs [end - first, H] of rows ``first … end - 1``: the states of the positions before them."""
+        out = self._zero.repeat(end - first, 1)
+        known = self._shown.get(seq_id)
+        if known is not None:
+            low, high = max(first - 1, known.start), min(end - 1, known.start + len(known.states))
+            if low < high:
+                out[low + 1 - first : high + 1 - first] = known.states[low - known.start : high - known.start]
+        return out
+
+    def _run(self, rows: Seq[tuple[Sequence, Seq[int]]], logits: int = 1) -> Tensor:
+        """Committed tokens behind those that were fed."""
+        spans, states = [], []
+        for seq, tokens in rows:
+            first = self._fed[seq.id]
+            end = self._fed[seq.id] = first + len(tokens)
+            spans.append(self._span(seq, tokens, first, logits=logits))
+            states.append(self._states(seq.id, first, end))
+        step = self._executor.prepare(StepPlan(0, tuple(spans)))
+        return self._executor.forward(step, states=torch.cat(states)).logits
+
+    def _forward(self, spans: list[SpanPlan], states: list[Tensor]) -> list[Fed]:
+        step = self._executor.prepare(StepPlan(0, tuple(spans)))
+        layers = self._executor.decoder.config.num_layers
+        out = self._executor.forward(
+            step, (layers,), states=states[0] if len(states) == 1 else torch.cat(states)
+        )
+        behind = out.captured[layers]
+        behind = behind if step.rows is None else behind.index_select(0, step.rows)
+        sizes = [span.logits for span in spans]
+        answers = zip(torch.split(out.logits, sizes), torch.split(behind, sizes), strict=True)
+        return [Fed(*both) for both in answers]

@@ -1,0 +1,130 @@
+"""EAGLE-3: one trained layer drafts from the target's hidden states at three depths.
+
+Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test"
+(arXiv 2503.01840). The streams entering an early, a middle and a late layer are fused into one state; the
+layer reads it beside the embedding of the token that followed, and what leaves it takes the state's place for
+the tokens drafted next, as it did in training. Drafts are trees that grow where the head is confident
+(EAGLE-2), or chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.models.decoder import Decoder
+from workbench.models.feature_decoder import Entrance, FeatureDecoder
+from workbench.models.head_layers import HeadTensors, head_config, head_weights
+from workbench.models.heads import HeadFile, find_head
+from workbench.models.weightset import Pack
+from workbench.spec.technique import Claim, TechniqueSpec, option
+from workbench.speculative.feature_head import Drafts, FeatureHead, Net
+from workbench.speculative.head_facts import drafted_ids, require_weights, shown_layers
+
+
+@dataclass(frozen=True)
+class Config:
+    """How far and how wide it drafts, and from how many tokens."""
+
+    depth: int = option(4, low=1, high=16, unit="tokens", help="Tokens drafted ahead.")
+    width: int = option(
+        1,
+        low=1,
+        high=16,
+        unit="tokens",
+        help="Nodes expanded per level of a draft tree; 1: drafts are chains.",
+    )
+    nodes: int = option(
+        16, low=1, high=64, unit="tokens", help="Nodes kept of a tree: those likeliest to be accepted."
+    )
+    vocab: int = option(
+        8192,
+        low=0,
+        high=1 << 20,
+        unit="tokens",
+        help="Draft only the tokens that the model says most often, so many of them; 0: all tokens.",
+    )
+    draws: bool = option(
+        True, help="Sample chains above temperature 0 and keep their law; off: the likeliest tokens."
+    )
+
+
+SPEC = TechniqueSpec(
+    id="eagle3",
+    title="EAGLE-3",
+    family="speculative",
+    seam="drafter",
+    kind="exact",
+    summary=(
+        "One trained layer reads hidden states from three depths of the model and drafts chains, or trees "
+        "that grow where it is confident. A head is trained for one model: workbench train eagle3."
+    ),
+    paper="https://arxiv.org/abs/2503.01840",
+    stages=("draft",),
+    claims_slot=("drafter",),
+    provides=("drafter",),
+    keeps_kv=True,
+    trained=True,
+    claims=(
+        Claim(
+            "up to 6.5 times faster decoding",
+            "Vicuna-13B on HumanEval, batch 1, greedy, in the authors' own runtime",
+            "https://arxiv.org/abs/2503.01840",
+        ),
+        Claim(
+            "1.38 times the throughput at batch 64",
+            "SGLang on an H100, one setup",
+            "https://arxiv.org/abs/2503.01840",
+        ),
+    ),
+)
+
+
+def build(head: HeadFile, vocab: int, target: Decoder, pack: Pack) -> Net:
+    """The head on its target. Raises :class:`HeadMismatch`."""
+    require_weights(head, target)
+    model, weights = target.config, target.weights
+    config, hidden = head_config(model, 1), model.hidden_size
+    tensors = HeadTensors(head.tensors(), str(head.path), weights)
+    fuse = pack("fuse", tensors.get("fuse.weight", hidden, 3 * hidden), None)
+    norms = None
+    if tensors.has("fuse.norms"):
+        norms = [
+            tensors.gain(gain, config, weights.numerics) for gain in tensors.wide("fuse.norms", 3, hidden)
+        ]
+    base = "layers.0"
+    embed_norm, state_norm = (
+        tensors.gain(tensors.wide(f"{base}.{n}_norm.weight", hidden), config, weights.numerics)
+        for n in ("embed", "state")
+    )
+    layer = tensors.layer(0, config, pack, width=2 * hidden)
+    ids = drafted_ids(tensors, vocab, target)
+
+    def fused(streams: Sequence[Tensor]) -> Tensor:
+        if norms is not None:
+            streams = [norm(s) for norm, s in zip(norms, streams, strict=True)]
+        return fuse(torch.cat(list(streams), -1)).to(tensors.dtype)
+
+    def beside(embedded: Tensor, hidden_: Tensor) -> Tensor:
+        return torch.cat((embed_norm(embedded), state_norm(hidden_)), -1)
+
+    entrance = Entrance(lambda embedded, states: states, beside, held=(fuse,))
+    gain = tensors.wide("norm.weight", hidden)
+    made = FeatureDecoder(config, head_weights(target, (layer,), gain, ids, pack), entrance)
+    return Net(made, fused, ids)
+
+
+def bind(config: Config, context: Any) -> FeatureHead:
+    """The drafter; raises :class:`MissingHead` or :class:`HeadMismatch`."""
+    head = find_head(context.model, "eagle3", context.fingerprint)
+    features = shown_layers(head, 3, context.config.num_layers)
+    drafts = Drafts(config.depth, config.width, config.nodes, config.draws)
+
+    def made(target: Decoder, pack: Pack) -> Net:
+        return build(head, config.vocab, target, pack)
+
+    return FeatureHead("eagle3", drafts, features, 1, made)

@@ -1,0 +1,207 @@
+"""A draft head that reads the target's hidden states and drafts step by step: chain or dynamic tree.
+
+What EAGLE-1, EAGLE-2 and EAGLE-3 share. The head's rows of committed tokens are computed once, from the
+target's own states; behind the newest one it goes on with its own outputs. Its K and V lie in the target's
+pages, so prefix hits, chunked prefill, copies and preemption hold for them as for the target's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.engine.draft_seams import DraftContext, DraftTree
+from workbench.engine.feature_runner import Branch, FeatureRunner, Fed
+from workbench.models.decoder import Decoder
+from workbench.models.feature_decoder import FeatureDecoder
+from workbench.models.weightset import Pack
+from workbench.spec.errors import InvariantError
+from workbench.speculative.dynamic_tree import GrowingTree
+
+
+@dataclass(frozen=True)
+class Net:
+    """A head bound to its target: its layers, and how shown streams [n, H] become states [n, H].
+
+    ``ids``: the tokens it drafts from, int64 [n], in the order of its logits; None: all.
+    """
+
+    decoder: FeatureDecoder
+    fuse: Callable[[Sequence[Tensor]], Tensor]
+    ids: Tensor | None
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """How it drafts: ``depth`` tokens ahead; a chain, or with ``width`` > 1 a tree of ``nodes`` that expands
+    ``width`` nodes per level. ``draws``: whether chains are sampled above temperature 0."""
+
+    depth: int
+    width: int = 1
+    nodes: int = 0
+    draws: bool = True
+
+    @property
+    def largest(self) -> int:
+        """Most tokens per draft."""
+        return self.depth if self.width == 1 else self.nodes
+
+
+class FeatureHead:
+    """The ``drafter`` seam; needs a target and a runner before the first draft."""
+
+    def __init__(
+        self,
+        name: str,
+        drafts: Drafts,
+        features: tuple[int, ...],
+        layers: int,
+        build: Callable[[Decoder, Pack], Net],
+    ) -> None:
+        self.name = name
+        self.drafts = drafts
+        self.features = features
+        self.kv_layers = layers
+        self.max_draft = drafts.largest
+        self._build = build
+        self._net: Net | None = None
+        self._runner: FeatureRunner | None = None
+        self._own = 0
+
+    def decoder(self, target: Decoder, pack: Pack) -> Decoder:
+        """Its layers, on the target's embedding. Raises :class:`HeadMismatch` where they do not fit it."""
+        self._net = self._build(target, pack)
+        self._own = self._net.decoder.own_nbytes(target)
+        return self._net.decoder
+
+    def attach(self, runner: FeatureRunner) -> None:
+        """How it runs its layers."""
+        self._runner = runner
+
+    def begin(self, seq: int, tokens: Sequence[int]) -> None:
+        """The runner knows what is written; the rest it is shown."""
+
+    def observe(self, seq: int, start: int, features: Sequence[Tensor]) -> None:
+        """States of what was committed."""
+        net, runner = self._parts()
+        runner.show(seq, start, net.fuse(features))
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
+        """All sequences together, one pass per level."""
+        out: list[DraftTree | None] = [None] * len(contexts)
+        asked = [i for i, c in enumerate(contexts) if c.room > 0 and c.law is not None]
+        if asked:
+            chosen = [contexts[i] for i in asked]
+            made = self._chains(chosen) if self.drafts.width == 1 else self._trees(chosen)
+            for i, tree in zip(asked, made, strict=True):
+                out[i] = tree
+        return out
+
+    def _chains(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
+        net, runner = self._parts()
+        paths: list[list[int]] = [[] for _ in contexts]
+        laws: list[list[Tensor]] = [[] for _ in contexts]
+        live = list(range(len(contexts)))
+        fed = runner.catch_up([c.seq for c in contexts])
+        while live:
+            branches, go_on = [], []
+            for i, answer in zip(live, fed, strict=True):
+                if self._extend(contexts[i], answer.logits[0], paths[i], laws[i], net.ids):
+                    go_on.append(i)
+                    written = len(paths[i]) - 1
+                    branches.append(
+                        Branch(contexts[i].seq, (paths[i][-1],), (answer.states[0],), written=written)
+                    )
+            live = go_on
+            fed = runner.draft(branches) if live else []
+        return [
+            DraftTree.chain(ids, self.name, torch.stack(q) if q else None) if ids else None
+            for ids, q in zip(paths, laws, strict=True)
+        ]
+
+    def _extend(
+        self, context: DraftContext, logits: Tensor, path: list[int], laws: list[Tensor], ids: Tensor | None
+    ) -> bool:
+        """Append what follows; whether the draft goes on behind it."""
+        law = context.law
+        pick = law.pick(logits, path, draws=self.drafts.draws, ids=ids) if law is not None else None
+        if pick is None:
+            return False
+        path.append(pick.token)
+        if pick.q is not None:
+            laws.append(pick.q)
+        return len(path) < min(self.drafts.depth, context.room)
+
+    def _trees(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
+        net, runner = self._parts()
+        growing = [_Growing(c, self.drafts, net.ids) for c in contexts]
+        for g, answer in zip(growing, runner.catch_up([c.seq for c in contexts]), strict=True):
+            g.answered(answer)
+        for _ in range(1, self.drafts.depth):
+            live = [g for g in growing if g.expand()]
+            if not live:
+                break
+            for g, answer in zip(live, runner.draft([g.branch() for g in live]), strict=True):
+                g.answered(answer)
+        return [g.kept(self.name) for g in growing]
+
+    def _parts(self) -> tuple[Net, FeatureRunner]:
+        if self._net is None or self._runner is None:
+            raise InvariantError(f"{self.name} drafts before it has a target.")
+        return self._net, self._runner
+
+    def commit(self, seq: int, tokens: Sequence[int]) -> None:
+        """The runner is told by the engine."""
+
+    def forget(self, seq: int) -> None:
+        """The runner is told by the engine."""
+
+    def nbytes(self) -> int:
+        """Bytes of the head beside its target, and of states it was shown; its KV counts with the pages."""
+        return self._own + (self._runner.nbytes() if self._runner is not None else 0)
+
+
+class _Growing:
+    """One sequence's dynamic tree while its levels are fed. Every level feeds the expanded nodes before it
+    again: rows of a draft see committed tokens and rows of their own pass."""
+
+    def __init__(self, context: DraftContext, drafts: Drafts, ids: Tensor | None) -> None:
+        self.context, self.drafts, self.ids = context, drafts, ids
+        self.tree = GrowingTree()
+        self._after: dict[int, Tensor] = {}  # the state behind the row of a node, -1: the newest token
+        self._asked: list[int] = [-1]
+        self._newest: list[int] = []
+
+    def answered(self, fed: Fed) -> None:
+        """The rows of the nodes that were asked for: their children."""
+        law, self._newest = self.context.law, []
+        for node, logits, state in zip(self._asked, fed.logits, fed.states, strict=True):
+            self._after[node] = state
+            if law is not None:
+                path = self.tree.path(node)
+                best = law.top(logits, path, self.drafts.width, ids=self.ids)
+                self._newest += self.tree.add(node, best)
+
+    def expand(self) -> bool:
+        """Choose the nodes to expand; false where there are none, or no slots for their rows."""
+        room = min(self.context.room, self.drafts.nodes) - len(self.tree.expanded)
+        self._asked = self.tree.frontier(self._newest, min(self.drafts.width, max(room, 0)))
+        return bool(self._asked)
+
+    def branch(self) -> Branch:
+        """All expanded nodes, the newest asked for."""
+        tokens, parents = self.tree.fed()
+        states = tuple(self._after[self.tree.parents[n]] for n in self.tree.expanded)
+        return Branch(self.context.seq, tokens, states, parents, asked=len(self._asked))
+
+    def kept(self, name: str) -> DraftTree | None:
+        """The draft."""
+        tokens, parents, values = self.tree.kept(min(self.drafts.nodes, self.context.room))
+        if not tokens:
+            return None
+        chances = [math.exp(v - (values[p] if p >= 0 else 0.0)) for v, p in zip(values, parents, strict=True)]
+        return DraftTree(tokens, parents, name, confidence=tuple(chances))
