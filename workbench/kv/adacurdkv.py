@@ -7,35 +7,31 @@ different numbers of tokens, so each has pages of its own; no row is padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from workbench.engine.selection import CachedLayer, Selection
-from workbench.kv.curdkv import form_option, local_option, rank_option, score_option, scorer, seed_option
-from workbench.kv.selection.rules import Rules, keep_option, protocol_option, recent_option, sinks_option
-from workbench.kv.selection.selector import Score, Selector
+from workbench.engine.selection import CachedLayer
+from workbench.kv.curdkv import ScoreOptions, scorer
+from workbench.kv.selection.rules import KeepOptions, Rules
+from workbench.kv.selection.selector import CacheOnly, Selector
 from workbench.kv.selection.topk import check_scores, top_slots_per_head
 from workbench.spec.technique import Claim, TechniqueSpec, option
 
 
 @dataclass(frozen=True)
-class Config:
-    """What is kept, by which score, and what every head is sure of."""
+class ShareOptions(KeepOptions):
+    """What is kept, and what every head is sure of."""
 
-    keep: float = keep_option()
-    sinks: int = sinks_option()
-    recent: int = recent_option()
-    protocol: str = protocol_option()
     safeguard: float = option(
         0.2, low=0.0, high=1.0, step=0.05, help="Share of an equal budget that every head keeps."
     )
-    score: str = score_option()
-    form: str = form_option()
-    rank: int = rank_option()
-    local: int = local_option()
-    seed: int = seed_option()
+
+
+@dataclass(frozen=True)
+class Config(ScoreOptions, ShareOptions):
+    """What is kept, what every head is sure of, and by which score the rest is shared out."""
 
 
 SPEC = TechniqueSpec(
@@ -63,33 +59,17 @@ SPEC = TechniqueSpec(
 
 
 @dataclass(frozen=True)
-class SharedBudget:
-    """A selection from keys and values with a budget per layer; nothing is observed."""
+class SharedBudget(CacheOnly):
+    """A selection from keys and values with a budget per layer."""
 
-    rules: Rules
-    budget: int
     safeguard: float
-    score: Score
-
-    def observe(
-        self, layer: int, queries: Tensor, positions: Tensor, cached: Callable[[], CachedLayer]
-    ) -> None:
-        """Queries do not matter here."""
 
     def keep(self, layer: int, cached: CachedLayer) -> Sequence[Tensor]:
         """Slots of each head, ``budget`` times the heads in all; :class:`RequestError` if not finite."""
         scores = self.score(layer, cached)
-        check_scores(scores, layer, "adacurdkv")
+        check_scores(scores, layer, self.method)
         kept = top_slots_per_head(scores, self.budget, self.rules.sinks, self.rules.recent, self.safeguard)
         return tuple(slots.to(cached.positions.device) for slots in kept)
-
-    def fork(self) -> Selection:
-        """Itself: nothing to copy."""
-        return self
-
-    def nbytes(self) -> int:
-        """No state."""
-        return 0
 
 
 def bind(config: Config, context: object) -> Selector:
@@ -99,6 +79,6 @@ def bind(config: Config, context: object) -> Selector:
         "adacurdkv",
         config,
         rules,
-        lambda budget: SharedBudget(rules, budget, config.safeguard, score),
+        lambda budget: SharedBudget("adacurdkv", rules, budget, score, config.safeguard),
         per_head=True,
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -23,38 +22,28 @@ from workbench.kv.selection.leverage import (
     projection,
     row_norms,
 )
-from workbench.kv.selection.rules import Rules, keep_option, protocol_option, recent_option, sinks_option
+from workbench.kv.selection.rules import KeepOptions, Rules
 from workbench.kv.selection.selector import Score, Selector, cache_only
 from workbench.spec.technique import Claim, TechniqueSpec, option
 
 
-def form_option() -> Any:
-    """The field ``form``."""
-    return option(
+@dataclass(frozen=True)
+class ScoreOptions:
+    """How rows of K and V are scored."""
+
+    score: str = option(
+        "product",
+        choices=("product", "value", "key"),
+        help="Which rows count: of values, of keys, or both, multiplied.",
+    )
+    form: str = option(
         "projected",
         choices=("projected", "rows", "leverage"),
         help="projected: squared norms of randomly projected rows, as in the paper. rows: exact norms. "
         "leverage: true leverage scores from a thin SVD.",
     )
-
-
-def rank_option() -> Any:
-    """The field ``rank``."""
-    return option(20, low=1, high=256, help="Dimensions that projected rows have.")
-
-
-def score_option() -> Any:
-    """The field ``score``."""
-    return option(
-        "product",
-        choices=("product", "value", "key"),
-        help="Which rows count: of values, of keys, or both, multiplied.",
-    )
-
-
-def local_option() -> Any:
-    """The field ``local``."""
-    return option(
+    rank: int = option(20, low=1, high=256, help="Dimensions that projected rows have.")
+    local: int = option(
         0,
         low=0,
         high=1024,
@@ -62,26 +51,12 @@ def local_option() -> Any:
         help="Normalise scores within windows of so many tokens, so that no stretch of text is emptied "
         "(16 in the authors' library); 0 normalises over all tokens.",
     )
-
-
-def seed_option() -> Any:
-    """The field ``seed``."""
-    return option(0, low=0, high=2**31 - 1, help="Seed of the projection; each layer has its own.")
+    seed: int = option(0, low=0, high=2**31 - 1, help="Seed of the projection; each layer has its own.")
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(ScoreOptions, KeepOptions):
     """What is kept, and by which score."""
-
-    keep: float = keep_option()
-    sinks: int = sinks_option()
-    recent: int = recent_option()
-    protocol: str = protocol_option()
-    score: str = score_option()
-    form: str = form_option()
-    rank: int = rank_option()
-    local: int = local_option()
-    seed: int = seed_option()
 
 
 SPEC = TechniqueSpec(
@@ -126,8 +101,8 @@ def cur_scores(
     return normalised(normalised(norms(keys)) * normalised(norms(values)), local)
 
 
-def scorer(config: Any) -> Score:
-    """The score function that the fields ``score``, ``form``, ``rank``, ``local`` and ``seed`` describe."""
+def scorer(config: ScoreOptions) -> Score:
+    """The score function that the options describe."""
 
     def score(layer: int, cached: CachedLayer) -> Tensor:
         norms: Callable[[Tensor], Tensor] = {"rows": row_norms, "leverage": leverage_scores}.get(

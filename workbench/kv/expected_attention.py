@@ -19,7 +19,7 @@ from torch import Tensor
 from workbench.engine.selection import CachedLayer, Selection
 from workbench.kv.selection.blocks import Block, QueryBlocks
 from workbench.kv.selection.exact import widened
-from workbench.kv.selection.rules import Rules, keep_option, protocol_option, recent_option, sinks_option
+from workbench.kv.selection.rules import KeepOptions, Rules
 from workbench.kv.selection.selector import Selector
 from workbench.kv.selection.topk import check_scores, top_slots
 from workbench.kv.selection.unrotate import Rotation
@@ -28,13 +28,9 @@ from workbench.spec.technique import TechniqueSpec, option
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(KeepOptions):
     """What is kept, and how the future is imagined."""
 
-    keep: float = keep_option()
-    sinks: int = sinks_option()
-    recent: int = recent_option()
-    protocol: str = protocol_option()
     future: int = option(
         512, low=1, high=65536, unit="tokens", help="Positions to come whose rotations are averaged."
     )

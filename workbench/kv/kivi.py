@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ctypes import CDLL
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from workbench.engine.seams import PageGeometry, PlaneSpec
 from workbench.kv.compiled import decode_groups, kernels_of, usable
 from workbench.kv.constants import NoConstants
+from workbench.kv.grouped import GroupedPages, group_option, residual_option
 from workbench.numerics.affine import affine_codes, affine_parameters
 from workbench.numerics.packing import pack
 from workbench.spec.errors import OptionError
@@ -32,17 +33,8 @@ class Config:
     """Width and sizes; one element costs ``bits + 32 / group`` bits once its page is full."""
 
     bits: int = option(4, unit="bit", choices=(4, 2), help="Width of a code.")
-    group: int = option(
-        32,
-        choices=(16, 32, 64),
-        help="Tokens of a key group and channels of a value group; each group has its own minimum and step.",
-    )
-    residual: int = option(
-        128,
-        unit="tokens",
-        choices=(32, 64, 128),
-        help="Page size: the newest tokens stay exact up to a full page.",
-    )
+    group: int = group_option()
+    residual: int = residual_option()
 
 
 SPEC = TechniqueSpec(
@@ -118,9 +110,10 @@ def decode_values(codes: Tensor, low: Tensor, step: Tensor, bits: int, out: Tens
 
 
 @dataclass(frozen=True)
-class KiviCodec(NoConstants):
+class KiviCodec(GroupedPages, NoConstants):
     """Page-grain codec: codes in planes ``k`` and ``v``, parameters in ``k_min``, ``k_step`` and so on."""
 
+    technique: ClassVar[str] = "kivi"
     bits: int = 4
     group: int = 32
     residual: int = 128
@@ -131,51 +124,23 @@ class KiviCodec(NoConstants):
     def __post_init__(self) -> None:
         if self.bits not in (2, 4):
             raise OptionError(f"kivi.bits = {self.bits} is not a width it packs.", hint="Choose 4 or 2 bits.")
-        if self.group < 8 or self.residual % self.group:
-            raise OptionError(
-                f"kivi.residual = {self.residual} is no multiple of kivi.group = {self.group} (at least 8).",
-                hint="A page must hold whole key groups: raise residual or lower group.",
-            )
+        super().__post_init__()
 
     @property
     def key(self) -> str:
         """Format, version, width and sizes."""
         return f"kivi/1/{self.bits}/{self.group}/{self.residual}"
 
-    def page_sizes(self, head_dim: int) -> tuple[int, ...]:
-        """Exactly the residual length; raises :class:`OptionError` for head sizes that do not divide."""
-        self._check_head(head_dim)
-        return (self.residual,)
-
     def planes(self, geometry: PageGeometry) -> tuple[PlaneSpec, ...]:
         """Packed codes and float16 parameters; raises :class:`OptionError` for sizes that do not divide."""
+        parameters = self.parameter_planes(geometry)
         heads, slots, dim = geometry.kv_heads, geometry.page_size, geometry.head_dim
-        if slots != self.residual:
-            raise OptionError(
-                f"kivi encodes pages of {self.residual} tokens, but the page size is {slots}.",
-                hint=f"Use page size {self.residual}, or set kivi.residual to {slots}.",
-            )
-        self._check_head(dim)
-        meta: Literal["kv_meta"] = "kv_meta"
-        half, byte, groups = torch.float16, torch.uint8, slots // self.group
-        k_axes, v_axes = ("head", "group", "slot", "dim"), ("head", "slot", "group", "dim")
-        k_shape = (heads, groups, self.group * self.bits // 8, dim)
+        k_shape = (heads, slots // self.group, self.group * self.bits // 8, dim)
         return (
-            PlaneSpec("k", byte, k_shape, ("head", "group", "byte", "dim")),
-            PlaneSpec("v", byte, (heads, slots * self.bits // 8, dim), ("head", "byte", "dim")),
-            *(PlaneSpec(n, half, (heads, groups, 1, dim), k_axes, meta) for n in ("k_min", "k_step")),
-            *(
-                PlaneSpec(n, half, (heads, slots, dim // self.group, 1), v_axes, meta)
-                for n in ("v_min", "v_step")
-            ),
+            PlaneSpec("k", torch.uint8, k_shape, ("head", "group", "byte", "dim")),
+            PlaneSpec("v", torch.uint8, (heads, slots * self.bits // 8, dim), ("head", "byte", "dim")),
+            *parameters,
         )
-
-    def _check_head(self, head_dim: int) -> None:
-        if head_dim % self.group:
-            raise OptionError(
-                f"kivi.group = {self.group} does not divide the head size {head_dim}.",
-                hint="Choose a group that divides it, or another KV format.",
-            )
 
     def encode(self, planes: Mapping[str, Tensor], where: Tensor, k: Tensor, v: Tensor) -> None:
         """Encode whole pages ``k``, ``v`` [n, Hkv, P, D] into pages ``where`` int64 [n]."""

@@ -13,19 +13,14 @@ from torch import Tensor
 
 from workbench.engine.selection import CachedLayer
 from workbench.kv.selection.exact import widened
-from workbench.kv.selection.rules import Rules, keep_option, protocol_option, recent_option, sinks_option
+from workbench.kv.selection.rules import KeepOptions, Rules
 from workbench.kv.selection.selector import Selector, cache_only
 from workbench.spec.technique import Claim, TechniqueSpec
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(KeepOptions):
     """What is kept, and when."""
-
-    keep: float = keep_option()
-    sinks: int = sinks_option()
-    recent: int = recent_option()
-    protocol: str = protocol_option()
 
 
 SPEC = TechniqueSpec(

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
 from workbench.engine.selection import CachedLayer, Selection
-from workbench.kv.selection.rules import Rules, keep_option, protocol_option, sinks_option
+from workbench.kv.selection.rules import KeepOptions, Rules
 from workbench.kv.selection.selector import Selector
 from workbench.kv.selection.topk import check_scores, top_slots
 from workbench.kv.selection.weights import column_sums
@@ -26,11 +26,9 @@ from workbench.spec.technique import Claim, TechniqueSpec, option
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(KeepOptions):
     """What is kept, and when."""
 
-    keep: float = keep_option()
-    sinks: int = sinks_option()
     recent: int = option(
         64,
         low=1,
@@ -38,7 +36,6 @@ class Config:
         unit="tokens",
         help="The window: last tokens of the context, whose queries vote and which are kept themselves.",
     )
-    protocol: str = protocol_option()
     pool: int = option(
         5,
         choices=(1, 3, 5, 7, 9, 13),

@@ -28,21 +28,10 @@ def keep_option() -> Any:
     )
 
 
-def sinks_option(default: int = 4) -> Any:
+def sinks_option() -> Any:
     """The field ``sinks``."""
     return option(
-        default, low=0, high=64, unit="tokens", help="First tokens of the context, which are never dropped."
-    )
-
-
-def recent_option(default: int = 0) -> Any:
-    """The field ``recent``."""
-    return option(
-        default,
-        low=0,
-        high=4096,
-        unit="tokens",
-        help="Last tokens before a selection, kept whatever their score; only sinks have a better claim.",
+        4, low=0, high=64, unit="tokens", help="First tokens of the context, which are never dropped."
     )
 
 
@@ -66,6 +55,22 @@ def interval_option(default: int) -> Any:
         help="Select again after so many tokens, down to the same number; 0 selects once. In between the "
         "cache grows by as many.",
     )
+
+
+@dataclass(frozen=True)
+class KeepOptions:
+    """Options of a technique that keeps a share of the context, sinks and the last tokens first."""
+
+    keep: float = keep_option()
+    sinks: int = sinks_option()
+    recent: int = option(
+        0,
+        low=0,
+        high=4096,
+        unit="tokens",
+        help="Last tokens before a selection, kept whatever their score; only sinks have a better claim.",
+    )
+    protocol: str = protocol_option()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.kv.compiled import kernels_of
+from workbench.kv.grouped import group_option, residual_option
 from workbench.kv.xquant.codec import XQuantCodec
 from workbench.kv.xquant.harm import SharingHarm
 from workbench.kv.xquant.schedule import Pair, Schedule, cheapest, from_layer, pairs_of, sides, widths
@@ -66,17 +67,8 @@ class Config:
         step=0.01,
         help="Veto pairs whose codes do not agree beyond chance by so much (Cohen's kappa); 0 vetoes none.",
     )
-    group: int = option(
-        32,
-        choices=(16, 32, 64),
-        help="Tokens of a key group and channels of a value group; each group has its own minimum and step.",
-    )
-    residual: int = option(
-        128,
-        unit="tokens",
-        choices=(32, 64, 128),
-        help="Page size: the newest tokens stay exact up to a full page.",
-    )
+    group: int = group_option()
+    residual: int = residual_option()
 
 
 SPEC = TechniqueSpec(

@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ctypes import CDLL
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from workbench.engine.seams import PageGeometry, PlaneSpec
 from workbench.kv.compiled import decode_groups, usable
+from workbench.kv.grouped import GroupedPages
 from workbench.kv.kivi import decode_keys, decode_values, encode_keys, encode_values
 from workbench.kv.xquant.harm import SharingHarm
 from workbench.kv.xquant.schedule import Schedule, Side
 from workbench.numerics.packing import unpack
-from workbench.spec.errors import InvariantError, OptionError
+from workbench.spec.errors import InvariantError
 
 _SMALLEST = 2.0**-24  # step of a group that is constant
 _LARGEST = 65504.0
@@ -58,7 +59,7 @@ def fitted(x: Tensor, codes: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class XQuantCodec:
+class XQuantCodec(GroupedPages):
     """Codes ``k1``/``k2``, ``v1``/``v2`` of layers that own them; ``k_min``, ``k_step``, ``v_min``,
     ``v_step`` of every layer.
 
@@ -67,6 +68,7 @@ class XQuantCodec:
     part in the schedule: 2 bits, codes of their own.
     """
 
+    technique: ClassVar[str] = "xquant"
     base: Schedule
     schedule: Schedule | None
     eta1: float = 1 / 6
@@ -80,14 +82,6 @@ class XQuantCodec:
     in_place: bool = False
     harm: SharingHarm | None = field(default=None, compare=False, repr=False)
     kernels: CDLL | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.group < 8 or self.residual % self.group:
-            raise OptionError(
-                f"xquant.residual = {self.residual} is no multiple of xquant.group = {self.group} "
-                "(at least 8).",
-                hint="A page must hold whole key groups: raise residual or lower group.",
-            )
 
     @property
     def calibration(self) -> Literal["none", "ranges", "sharing"]:
@@ -115,43 +109,20 @@ class XQuantCodec:
             return replace(self, k=_WIDEST, v=_WIDEST)
         return replace(self, k=self.schedule.keys[layer], v=self.schedule.values[layer])
 
-    def page_sizes(self, head_dim: int) -> tuple[int, ...]:
-        """Exactly the residual length; raises :class:`OptionError` for head sizes that do not divide."""
-        self._check_head(head_dim)
-        return (self.residual,)
-
     def planes(self, geometry: PageGeometry) -> tuple[PlaneSpec, ...]:
         """Codes, owned or a partner's, and float16 parameters; raises :class:`OptionError` where sizes do
         not divide."""
+        parameters = self.parameter_planes(geometry)
         heads, slots, dim = geometry.kv_heads, geometry.page_size, geometry.head_dim
-        if slots != self.residual:
-            raise OptionError(
-                f"xquant encodes pages of {self.residual} tokens, but the page size is {slots}.",
-                hint=f"Use page size {self.residual}, or set xquant.residual to {slots}.",
-            )
-        self._check_head(dim)
-        meta: Literal["kv_meta"] = "kv_meta"
-        half, byte, groups = torch.float16, torch.uint8, slots // self.group
         k, v = self.k, self.v
-        k_shape = (heads, groups, self.group * k.bits // 8, dim)
+        k_shape = (heads, slots // self.group, self.group * k.bits // 8, dim)
         v_shape = (heads, slots * v.bits // 8, dim)
-        k_axes, v_axes = ("head", "group", "slot", "dim"), ("head", "slot", "group", "dim")
+        byte = torch.uint8
         return (
             PlaneSpec(f"k{k.bits}", byte, k_shape, ("head", "group", "byte", "dim"), owner=k.owner),
             PlaneSpec(f"v{v.bits}", byte, v_shape, ("head", "byte", "dim"), owner=v.owner),
-            *(PlaneSpec(n, half, (heads, groups, 1, dim), k_axes, meta) for n in ("k_min", "k_step")),
-            *(
-                PlaneSpec(n, half, (heads, slots, dim // self.group, 1), v_axes, meta)
-                for n in ("v_min", "v_step")
-            ),
+            *parameters,
         )
-
-    def _check_head(self, head_dim: int) -> None:
-        if head_dim % self.group:
-            raise OptionError(
-                f"xquant.group = {self.group} does not divide the head size {head_dim}.",
-                hint="Choose a group that divides it, or another KV format.",
-            )
 
     def encode(self, planes: Mapping[str, Tensor], where: Tensor, k: Tensor, v: Tensor) -> None:
         """Encode whole pages ``k``, ``v`` [n, Hkv, P, D] into pages ``where`` int64 [n]."""
