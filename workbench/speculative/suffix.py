@@ -207,7 +207,11 @@ class SuffixDrafter:
         past = propose(self._past, suffix, self.config, context.room, here=1)
         if past.score > draft.score:
             draft, source = past, f"{self.name}:past"
-        return DraftTree(draft.tokens, draft.parents, source) if draft.tokens else None
+        if not draft.tokens:
+            return None
+        paths = (*draft.probs, 1.0)  # index -1: the root
+        own_chances = tuple(p / paths[parent] for p, parent in zip(draft.probs, draft.parents, strict=True))
+        return DraftTree(draft.tokens, draft.parents, source, confidence=own_chances)
 
     def _of(self, seq: int) -> Occurrences:
         if seq not in self._own:

@@ -163,6 +163,17 @@ def test_frequent_continuations_win_and_the_bar_ends_the_draft():
     assert propose(filled([text]), text, Config(factor=4.0, min_prob=0.6), 8).tokens == (1,)
 
 
+def test_a_draft_says_what_it_gives_each_node_given_its_parent():
+    drafter = bind(Config(factor=4.0, tree=True))
+    text = [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2]
+    drafter.begin(0, text)
+    (tree,) = drafter.propose([DraftContext(0, text, 8, True)])
+    chance = dict(zip(zip(tree.parents, tree.tokens, strict=True), tree.chances(), strict=True))
+    assert chance[-1, 3] == pytest.approx(2 / 4)  # 1 2 occurs four times, its end among them; 3 follows twice
+    assert chance[-1, 4] == pytest.approx(1 / 4)
+    assert all(0 < c <= 1 for c in chance.values())
+
+
 def drafted(drafter, seq, tokens, room=32):
     (tree,) = drafter.propose([DraftContext(seq, tokens, room, True)])
     return tree
