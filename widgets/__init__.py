@@ -7,8 +7,7 @@ on top of everything; no other package imports them, and they never import a tec
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from workbench.widgets.lazy import names_in
 
 _WHERE = {
     "Panel": "panel",
@@ -21,11 +20,4 @@ _WHERE = {
 
 __all__ = ["Panel", "PanelState", "Table", "parameters", "to_figure", "to_table"]
 
-
-def __getattr__(name: str) -> Any:
-    """Public names, imported when they are first used."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = names_in(__name__, _WHERE)
