@@ -5,6 +5,22 @@ Four sources, all free to redistribute: the Python documentation and standard li
 Jargon File (public domain). Every document is wholly training text or wholly held out.
 """
 
-from workbench.training.corpus.sources import Document, Source, fetch, read_documents, read_sources
+from workbench.training.corpus.sources import (
+    Document,
+    Source,
+    fetch,
+    read_documents,
+    read_library_source,
+    read_sources,
+    read_standard_library,
+)
 
-__all__ = ["Document", "Source", "fetch", "read_documents", "read_sources"]
+__all__ = [
+    "Document",
+    "Source",
+    "fetch",
+    "read_documents",
+    "read_library_source",
+    "read_sources",
+    "read_standard_library",
+]

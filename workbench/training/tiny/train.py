@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from workbench.training import checkpoint
@@ -79,13 +79,18 @@ def build(config: LlamaConfig, settings: Settings) -> tuple[LlamaForCausalLM, li
     """
     torch.manual_seed(settings.seed)
     model = LlamaForCausalLM(config)
-    named = list(model.named_parameters())
+    return model, optimizers_for(model, settings)
+
+
+def optimizers_for(model: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
+    """Muon for matrices but the embedding, AdamW for the rest of what is trained."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     inner = [p for name, p in named if p.ndim == 2 and "embed" not in name]
     outer = [p for name, p in named if p.ndim != 2 or "embed" in name]
     lr, decay = settings.peak_lr, settings.weight_decay
     muon = torch.optim.Muon(inner, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
     adamw = torch.optim.AdamW(outer, lr=lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    return model, [muon, adamw]
+    return [muon, adamw]
 
 
 def run_key(settings: Settings, fingerprint: str) -> str:
@@ -134,17 +139,45 @@ def train(
     """
     model, optimizers = build(config, settings)
     progress = checkpoint.restore(folder, model, optimizers, run_key(settings, fingerprint))
+
+    def loss(rows: Tensor, share: float) -> Tensor:
+        # In a CPU training step the flash kernel pays off beyond 512 tokens only.
+        model.set_attn_implementation("eager" if rows.shape[1] <= 512 else "sdpa")
+        found: Tensor = model(input_ids=rows, labels=rows, use_cache=False).loss
+        return found
+
+    def measure() -> dict[str, float]:
+        return {"held_out_loss": mean_loss(model, held_out)}
+
+    run(model, optimizers, progress, settings, corpus, loss, measure, folder, on_point)
+    return model, progress
+
+
+def run(
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    progress: checkpoint.Progress,
+    settings: Settings,
+    corpus: Windows,
+    loss: Callable[[Tensor, float], Tensor],
+    measure: Callable[[], dict[str, float]],
+    folder: Path,
+    on_point: Callable[[dict[str, float]], None],
+) -> None:
+    """Spend what is left of the budget on ``model`` in place, with checkpoints in ``folder``.
+
+    ``loss(rows, share)`` is that of int64 ``[N, T]`` at a share of the budget, under autocast; ``measure()``
+    gives further columns of the learning curve.
+    """
     last_save = last_eval = progress.seconds
     recent = progress.curve[-1]["train_loss"] if progress.curve else None
     while (share := _share(settings, progress)) < 1.0:
         started = time.thread_time()
         length = window_length(share)
         rows = corpus.batch(progress.windows, max(1, settings.batch_tokens // length), length)
-        # In a CPU training step the flash kernel pays off beyond 512 tokens only.
-        model.set_attn_implementation("eager" if length <= 512 else "sdpa")
         lr = learning_rate(settings, share)
-        loss = _step(model, optimizers, rows, lr, settings.clip)
-        recent = loss if recent is None else 0.98 * recent + 0.02 * loss
+        found = _step(model, optimizers, lambda rows=rows, share=share: loss(rows, share), lr, settings.clip)
+        recent = found if recent is None else 0.98 * recent + 0.02 * found
         progress.step += 1
         progress.windows += len(rows)
         progress.tokens += rows.numel()
@@ -156,12 +189,11 @@ def train(
             due = progress.seconds - last_eval >= settings.eval_every_s
         if due or done:
             last_eval = progress.seconds
-            progress.curve.append(_point(progress, lr, length, recent, mean_loss(model, held_out)))
+            progress.curve.append(_point(progress, lr, length, recent, measure()))
             on_point(progress.curve[-1])
         if progress.seconds - last_save >= settings.save_every_s or done:
             last_save = progress.seconds
             checkpoint.save(folder, model, optimizers, progress)
-    return model, progress
 
 
 def _share(settings: Settings, progress: checkpoint.Progress) -> float:
@@ -169,22 +201,26 @@ def _share(settings: Settings, progress: checkpoint.Progress) -> float:
 
 
 def _step(
-    model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], rows: Tensor, lr: float, clip: float
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    loss: Callable[[], Tensor],
+    lr: float,
+    clip: float,
 ) -> float:
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["lr"] = lr
     with torch.autocast("cpu", torch.bfloat16):
-        loss = model(input_ids=rows, labels=rows, use_cache=False).loss
-    loss.backward()
+        found = loss()
+    found.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return float(loss.detach())
+    return float(found.detach())
 
 
 def _point(
-    progress: checkpoint.Progress, lr: float, length: int, train_loss: float, held_out_loss: float
+    progress: checkpoint.Progress, lr: float, length: int, train_loss: float, measured: dict[str, float]
 ) -> dict[str, float]:
     return {
         "step": progress.step,
@@ -193,5 +229,5 @@ def _point(
         "lr": round(lr, 8),
         "window": length,
         "train_loss": round(train_loss, 4),
-        "held_out_loss": round(held_out_loss, 4),
+        **{name: round(value, 4) for name, value in measured.items()},
     }
