@@ -9,6 +9,8 @@ seen for long counts less and is taken to be cheaper than it was, so that it is 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
@@ -23,6 +25,33 @@ _FADE = 0.97  # and its weight, where it is pooled, falls by this
 Floats = NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class Curve:
+    """Milliseconds by rows through points of rising rows, [n] each."""
+
+    rows: Floats
+    ms: Floats
+
+    @classmethod
+    def of(cls, samples: Iterable[tuple[float, float]]) -> Curve:
+        """Through the medians of (rows, milliseconds) by bin, pooled: more rows never cost less."""
+        bins: dict[int, list[tuple[float, float]]] = {}
+        for rows, ms in samples:
+            bins.setdefault(_bin(int(rows)), []).append((rows, ms))
+        found = [bins[at] for at in sorted(bins)]
+        heights = rising([(median([ms for _, ms in b]), float(len(b))) for b in found])
+        return cls(np.array([fmean([rows for rows, _ in b]) for b in found]), np.array(heights))
+
+    def __call__(self, rows: NDArray[np.int64] | Floats | float) -> Floats:
+        """Milliseconds of steps of ``rows``; flat below what was seen, on the last slope beyond."""
+        x, y = self.rows, self.ms
+        out = np.interp(rows, x, y)
+        if len(x) > 1:
+            slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
+            out = out + slope * np.clip(np.asarray(rows) - x[-1], 0, None)
+        return np.asarray(out)
+
+
 class StepCost:
     """Milliseconds of a step without drafting, by rows."""
 
@@ -30,8 +59,7 @@ class StepCost:
         self._bins: dict[int, deque[tuple[int, float]]] = {}
         self._last: dict[int, int] = {}  # step of each bin's newest sample
         self._steps = 0
-        self._rows: Floats = np.empty(0)
-        self._ms: Floats = np.empty(0)
+        self._curve = Curve(np.empty(0), np.empty(0))
 
     def add(self, rows: int, ms: float) -> None:
         """A step of ``rows`` tokens took ``ms``."""
@@ -51,17 +79,12 @@ class StepCost:
 
         Only once a step was seen (:attr:`known`).
         """
-        x, y = self._rows, self._ms
-        out = np.interp(rows, x, y)
-        if len(x) > 1:
-            slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
-            out = out + slope * np.clip(rows - x[-1], 0, None)
-        return np.asarray(out)
+        return self._curve(rows)
 
     @property
     def known(self) -> bool:
         """Whether any step was seen."""
-        return len(self._rows) > 0
+        return len(self._curve.rows) > 0
 
     def age(self, rows: int) -> int:
         """Steps since the bin of ``rows`` was last seen; very many when it is not trusted yet."""
@@ -70,11 +93,11 @@ class StepCost:
 
     def points(self) -> list[tuple[float, float]]:
         """(rows, milliseconds) the curve goes through."""
-        return list(zip(self._rows.tolist(), self._ms.tolist(), strict=True))
+        return list(zip(self._curve.rows.tolist(), self._curve.ms.tolist(), strict=True))
 
     def nbytes(self) -> int:
         """Bytes of the curve's arrays and, at 16 a sample, of its bins."""
-        return self._rows.nbytes + self._ms.nbytes + 16 * sum(map(len, self._bins.values()))
+        return self._curve.rows.nbytes + self._curve.ms.nbytes + 16 * sum(map(len, self._bins.values()))
 
     def _fit(self) -> None:
         points = []
@@ -83,8 +106,8 @@ class StepCost:
             samples, age = self._bins[at], self._steps - self._last[at]
             ms = median([m for _, m in samples]) * _HOPE**age
             points.append((fmean([r for r, _ in samples]), ms, len(samples) * _FADE**age))
-        self._rows = np.array([r for r, _, _ in points])
-        self._ms = np.array(rising([(ms, weight) for _, ms, weight in points]))
+        heights = rising([(ms, weight) for _, ms, weight in points])
+        self._curve = Curve(np.array([r for r, _, _ in points]), np.array(heights))
 
 
 class DraftCost:

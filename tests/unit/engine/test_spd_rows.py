@@ -95,6 +95,27 @@ def test_spd_04_an_end_token_inside_a_block_ends_the_request(lab, scripted, engi
     assert warm.logprobs() == cold.logprobs()
 
 
+def test_a_record_says_what_the_tree_hangs_below_and_what_the_model_said_itself(lab, scripted, engine4):
+    text = [9, 8, 3, 5, 6, 4, 7, 11]
+    engine = engine4()
+    scripted_engine(scripted, engine, text, k=3, right=lambda seq, round: 1)
+    ran = lab.run_engine(engine, [[9, 8]], max_tokens=5)
+    assert ran.ids() == [3, 5, 6, 4, 7]
+    first, second = (d for s in ran.steps for d in s.drafts)
+    assert (first.root, first.tokens[0], first.own) == (3, 5, 6)
+    assert (second.root, second.tokens[0], second.own) == (6, 4, 7)
+    assert first.chances == ()  # a drafter that copies says nothing of chances
+
+
+def test_a_record_holds_the_chance_of_every_drawn_token(lab):
+    engine = lab.make_engine("paged", "draft_model:k=3", dtype="float32", pool=512)
+    ran = lab.run_engine(engine, [[3, 4, 5, 6]], max_tokens=12, temperature=1.0, seed=5)
+    drafts = [d for s in ran.steps for d in s.drafts]
+    assert drafts and all(len(d.chances) == len(d.tokens) for d in drafts)
+    assert all(0 < c <= 1 for d in drafts for c in d.chances)
+    assert len({c for d in drafts for c in d.chances}) > 3
+
+
 def test_spd_04_ignored_end_tokens_do_not_end_it(lab, scripted, engine4):
     text = [9, 8, 3, 5, EOS, 7, 8]
     engine = engine4(eos_ids=(EOS,))

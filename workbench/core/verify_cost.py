@@ -1,0 +1,131 @@
+"""What a target forward of T rows costs: v(T), measured with drafts that are there for their rows alone.
+
+A drafter that repeats the last token makes every step as long as asked for, whatever the model says, so the
+curve does not depend on how well anything is drafted. Lengths take turns, step by step: a machine that slows
+down slows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from workbench.core import catalog
+from workbench.core.benchmark_engine import random_prompts
+from workbench.core.build import standalone_engine
+from workbench.core.plan import plan, require
+from workbench.engine.draft_seams import DraftContext, DraftTree
+from workbench.engine.params import SamplingParams
+from workbench.engine.sequence import Request
+from workbench.spec.errors import OptionError
+from workbench.spec.events import StepEvent
+from workbench.spec.plan import EngineLimits
+from workbench.spec.recipe import Recipe
+from workbench.speculative.round_costs import RoundCosts, round_costs
+
+if TYPE_CHECKING:
+    from workbench.core.jobs import Job
+    from workbench.core.session import Session
+    from workbench.engine.engine import Engine
+
+LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+_ANY_DRAFTER = "ngram"  # gives the plan its verification; what drafts is the padding below
+
+
+class Padding:
+    """Drafts ``length`` copies of the last token: rows without any chance of sense."""
+
+    name = "padding"
+    max_draft = max(LENGTHS)
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    def begin(self, seq: int, tokens: Sequence[int]) -> None:
+        """Nothing to begin."""
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
+        """A chain of the current length, for every sequence that has the room."""
+        return [
+            DraftTree.chain([c.tokens[-1]] * self.length, self.name)
+            if self.length and c.room >= self.length
+            else None
+            for c in contexts
+        ]
+
+    def commit(self, seq: int, tokens: Sequence[int]) -> None:
+        """Nothing to remember."""
+
+    def forget(self, seq: int) -> None:
+        """Nothing to forget."""
+
+    def nbytes(self) -> int:
+        """It holds nothing."""
+        return 0
+
+
+def measure_verify_cost(
+    session: Session,
+    *,
+    lengths: Sequence[int] = LENGTHS,
+    batch: int = 1,
+    context: int = 128,
+    rounds: int = 8,
+    seed: int = 0,
+) -> RoundCosts:
+    """v(T) of the session's model under its recipe without drafting: ``rounds`` steps of every length.
+
+    ``lengths`` are drafted tokens per sequence, 0 among them; T = ``batch`` (length + 1). Raises
+    :class:`OptionError` for lengths without 0, or longer than 16, and for a context the model lacks.
+    """
+    if 0 not in lengths or not all(0 <= n <= Padding.max_draft for n in lengths) or rounds < 1 or batch < 1:
+        raise OptionError(
+            f"lengths = {tuple(lengths)} cannot be measured.",
+            hint=f"Give 0, which all others are compared with, and lengths up to {Padding.max_draft}.",
+        )
+    most = max(lengths) + 1
+    slots = context + (rounds + 1) * len(lengths) * most + most
+    where = session.plan
+    limits = EngineLimits(kv_pool_tokens=(slots + most) * batch, max_sequences=batch, max_context=slots)
+    kept = (u for u in session.recipe if u.id not in drafting(session))
+    made = plan(
+        Recipe((*kept, *Recipe.of(_ANY_DRAFTER))), session.facts, dtype=where.dtype,
+        numerics=where.numerics, device=where.device, limits=limits,
+    )  # fmt: skip
+    checked = require(made)
+
+    def work(job: Job, _: Engine) -> Generator[None, None, list[StepEvent]]:
+        decoder = session.decoder(checked, lambda f, what: job.progress(f, 1.0, "", what), job.token)
+        engine = standalone_engine(checked, decoder)
+        padding = Padding()
+        engine.drafting.drafter = padding
+        params = SamplingParams(max_tokens=slots - context - most, ignore_eos=True)
+        for i, ids in enumerate(random_prompts(engine.vocab_size, batch, context, seed)):
+            engine.add(Request(f"v{i}", tuple(ids), params))
+        steps: list[StepEvent] = []
+        while len(engine.scheduler.running) < batch or not steps or steps[-1].prefill:
+            steps.append(_step(engine))
+        steps.clear()
+        for turn in range(rounds + 1):
+            for padding.length in lengths:
+                event = _step(engine)
+                steps += [event] if turn else []  # the first turn warms up
+                yield
+            job.progress(turn, rounds, "turns", f"T up to {batch * most}")
+        engine.reset()
+        return steps
+
+    return round_costs(session.task(f"cost of {', '.join(map(str, lengths))} drafted rows", work).result())
+
+
+def drafting(session: Session) -> set[str]:
+    """Techniques of a session's recipe that draft, verify, or control drafts."""
+    seams = ("drafter", "verify", "control")
+    return {u.id for u in session.recipe if catalog.get(u.id).spec.seam in seams}
+
+
+def _step(engine: Engine) -> StepEvent:
+    with torch.inference_mode():
+        return engine.step()[0]
