@@ -1,8 +1,9 @@
 """Compiles the C++ kernels for this CPU, once per source, compiler and machine.
 
 The result is a shared library in a cache folder, named by everything that shaped it. It appears under its
-name only when it is complete; processes that want the same one wait for the first. OpenMP must be torch's own
-runtime: a second one would bring a second set of threads to the same cores.
+name only when it is complete; processes that want the same one wait for the first. It ends with a digest of
+itself: a file that a crash or a full disk cut short is made again, because loading it would end the process.
+OpenMP must be torch's own runtime: a second one would bring a second set of threads to the same cores.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trap
 NATIVE = ("-march=native",)
 TIMEOUT = 120.0
 """Seconds a compiler may take for one file; it needs about two."""
+_DIGEST = hashlib.sha256().digest_size
 
 INSTALL = "Install a C++ compiler (Debian and Ubuntu: apt-get install g++) or name one in CXX."
 
@@ -56,12 +58,12 @@ def build(folder: Path, flags: Sequence[str] = NATIVE) -> Path:
         raise CompilerError("There is no C++ compiler on this machine.", hint=INSTALL)
     sources = _sources()
     target = folder / f"{key(compiler, flags, sources)}.so"
-    if target.is_file():
+    if whole(target):
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "compile.lock", timeout=2 * TIMEOUT):
-            if not target.is_file():
+            if not whole(target):
                 _compile(compiler, flags, sources, target)
     except (OSError, Timeout) as error:
         raise CompilerError(
@@ -69,6 +71,15 @@ def build(folder: Path, flags: Sequence[str] = NATIVE) -> Path:
             hint="Set WORKBENCH_CACHE to a folder that can be written.",
         ) from None
     return target
+
+
+def whole(library: Path) -> bool:
+    """Whether a library is there and as it was made: its last bytes are the digest of those before."""
+    try:
+        data = library.read_bytes()
+    except OSError:
+        return False
+    return len(data) > _DIGEST and hashlib.sha256(data[:-_DIGEST]).digest() == data[-_DIGEST:]
 
 
 def key(compiler: str, flags: Sequence[str], sources: Mapping[str, str] | None = None) -> str:
@@ -98,6 +109,8 @@ def _compile(compiler: str, flags: Sequence[str], sources: Mapping[str, str], ta
         made = f"{scratch}/kernels.so"
         openmp = ["-fopenmp"] if runtime is None else [str(runtime), f"-Wl,-rpath,{runtime.parent}"]
         _call([compiler, "-shared", *objects, "-o", made, *openmp])
+        with Path(made).open("ab") as file:  # behind what a loader reads
+            file.write(hashlib.sha256(Path(made).read_bytes()).digest())
         Path(made).replace(target)
 
 

@@ -68,6 +68,26 @@ def test_what_an_ended_process_left_is_cleared_away(small: Path, tmp_path: Path)
     assert not left.exists()
 
 
+@pytest.mark.parametrize("damage", ["cut short", "lost pages", "empty", "of another release"])
+def test_a_damaged_library_is_made_again(small: Path, tmp_path: Path, damage: str) -> None:
+    """Loading it would not raise but end the process, and every later one."""
+    made = compiler.build(tmp_path / "cache")
+    data = made.read_bytes()
+    assert compiler.whole(made)
+    half = len(data) // 2
+    left = {
+        "cut short": data[:half],
+        "lost pages": data[:half] + bytes(len(data) - half),
+        "empty": b"",
+        "of another release": data[:-32],
+    }[damage]
+    made.write_bytes(left)
+    assert not compiler.whole(made)
+    assert compiler.build(tmp_path / "cache") == made
+    assert made.read_bytes() == data
+    assert ctypes.CDLL(str(made)).answer() == 42
+
+
 def test_no_compiler_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert compiler.find() is None
