@@ -119,7 +119,7 @@ class CompiledPages:
         wide = q.to(torch.float32)
         if wide.stride(2) != 1 or wide.stride(1) != wide.shape[2]:
             wide = wide.contiguous()
-        out = torch.empty(plan.rows, plan.shape.heads * plan.shape.head_dim)
+        out = torch.empty(plan.rows, plan.shape.heads * plan.shape.head_dim, dtype=torch.float32)
         if plan.spans:
             self._attend(
                 addressof(self._structs[plan.shape]),

@@ -172,7 +172,7 @@ def _side(
     check_cancel(cancel, _WHAT)
     report(progress, 0.8, "measuring errors of every format")
     rows = torch.cat(held)
-    some = torch.linspace(0, len(rows) - 1, min(ROWS, len(rows))).long()
+    some = torch.linspace(0, len(rows) - 1, min(ROWS, len(rows)), dtype=torch.float32).long()
     distortion = measure(basis.project(rows[some]))
     report(progress, 1.0, "errors measured")
     return basis, distortion

@@ -102,4 +102,4 @@ def decode_groups(
 
 @cache
 def _ones(heads: int) -> Tensor:
-    return torch.ones(heads)
+    return torch.ones(heads, dtype=torch.float32)

@@ -194,7 +194,9 @@ class Fp4Codec:
         """The layer's scale: one number, or float32 [2 Hkv, 1, 1], first those of keys."""
         if self.factors[0] == self.factors[1]:
             return self.factors[0]
-        return torch.tensor(self.factors, device=device).repeat_interleave(heads)[:, None, None]
+        return torch.tensor(self.factors, dtype=torch.float32, device=device).repeat_interleave(heads)[
+            :, None, None
+        ]
 
     def decode(self, planes: Mapping[str, Tensor], pages: Tensor, k: Tensor, v: Tensor) -> None:
         """Decode pages (int64 [n]) into ``k`` and ``v`` [n, Hkv, P, D]; float32 inside, rounded once."""

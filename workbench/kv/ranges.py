@@ -69,7 +69,7 @@ class RangeRecorder:
         self._sum = torch.zeros(2, layers, heads, dim, dtype=torch.float64)
         self._rows = [0] * layers
         self._rotation: Tensor | None = rotation(dim) if _has_rotation(dim) else None
-        self._amax = {v: torch.zeros(2, layers, heads) for v in VARIANTS}
+        self._amax = {v: torch.zeros(2, layers, heads, dtype=torch.float32) for v in VARIANTS}
         self._mean: Tensor | None = None
 
     def add(self, layer: int, k: Tensor, v: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 A 16-bit weight set stores the values of the plain one (``sixteen_bit``) once, in panels that serve one row as
 well as a whole prompt. Rules of rounding are those of the torch path; a layer becomes two calls.
+What a kernel writes to always says its dtype: torch's default one belongs to the whole process.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def plain_fn(native: Native) -> LinearFn:
     def fn(x: Tensor) -> Tensor:
         _ = native  # what the address leads to
         x = _rows(x)
-        out = torch.empty(len(x), n)
+        out = torch.empty(len(x), n, dtype=HIGH)
         scratch = torch.empty(len(x), k + k % 2, dtype=LOW)
         run(address, len(x), x.data_ptr(), scratch.data_ptr(), out.data_ptr(), torch.get_num_threads())
         return out
@@ -174,7 +175,7 @@ def compiled_block(layer: LayerWeights, config: ModelConfig) -> Block:
     def enter(hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         hidden, (cos, sin) = _rows(hidden), rotation
         rows = len(hidden)
-        qkv, scratch = torch.empty(rows, width, dim), torch.empty(rows, wide, dtype=LOW)
+        qkv, scratch = torch.empty(rows, width, dim, dtype=HIGH), torch.empty(rows, wide, dtype=LOW)
         layer_in(
             address,
             rows,
@@ -192,10 +193,10 @@ def compiled_block(layer: LayerWeights, config: ModelConfig) -> Block:
         _ = struct, wide_gains  # what the address leads to
         out, hidden = _rows(out), _rows(hidden)
         rows = len(hidden) if keep is None else len(keep)
-        result = torch.empty(rows, hidden_size)
+        result = torch.empty(rows, hidden_size, dtype=HIGH)
         scratch = torch.empty(rows, wide + product, dtype=LOW)
         first = scratch.data_ptr()
-        spare = torch.empty(rows, hidden_size) if normed else None
+        spare = torch.empty(rows, hidden_size, dtype=HIGH) if normed else None
         layer_out(
             address,
             rows,

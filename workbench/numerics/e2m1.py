@@ -34,5 +34,5 @@ def to_e2m1(x: Tensor) -> Tensor:
 
 def from_e2m1(codes: Tensor) -> Tensor:
     """Values (float32) of codes 0..15; code 8 is -0."""
-    table = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], device=codes.device)
+    table = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], dtype=torch.float32, device=codes.device)
     return table[codes.long()]

@@ -57,7 +57,7 @@ class StoredChunk:
             symbols = from_parts(alphabet, ranges.decode(data[2 * kept :], parts), scale)
             found = decode_rows(symbols, alphabet)
         else:
-            found = torch.zeros(0, layout.channels)
+            found = torch.zeros(0, layout.channels, dtype=torch.float32)
         return place(found, header.tokens, layout, DTYPES[header.dtype])
 
 

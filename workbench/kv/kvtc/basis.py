@@ -78,7 +78,7 @@ class Moments:
         features = len(mean)
         block = block or features
         values = torch.zeros(features, dtype=torch.float64)
-        vectors = torch.zeros(features, features) if block < features else None
+        vectors = torch.zeros(features, features, dtype=torch.float32) if block < features else None
         for at in range(0, features, block):
             part = slice(at, at + block)
             covariance = self._products[part, part] / self.rows - torch.outer(mean[part], mean[part])

@@ -76,7 +76,7 @@ class Coder:
 
     def decode(self, codes: Codes) -> Tensor:
         """Coefficients float32 [T, plan.rank]; dropped ones are zero."""
-        out = torch.zeros(codes.tokens, self.plan.rank)
+        out = torch.zeros(codes.tokens, self.plan.rank, dtype=torch.float32)
         for part in self._classes:
             shift, scale = (x[:, part.groups, None] for x in (codes.shift, codes.scale))
             out[:, part.components] = dequantize(

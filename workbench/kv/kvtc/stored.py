@@ -57,7 +57,7 @@ class Stored:
     def coefficients(self) -> tuple[Tensor, Tensor]:
         """Of keys and values, float32 [coded, rank]."""
         if self._codes is None:
-            return tuple(torch.zeros(0, c.plan.rank) for c in self._coders)  # type: ignore[return-value]
+            return tuple(torch.zeros(0, c.plan.rank, dtype=torch.float32) for c in self._coders)  # type: ignore[return-value]
         k, v = (coder.decode(c) for coder, c in zip(self._coders, self._codes, strict=True))
         return k, v
 

@@ -29,6 +29,6 @@ def random_selector(config: RandomConfig | None = None) -> Selector:
 
     def score(layer: int, cached: CachedLayer) -> Tensor:
         draw = torch.Generator().manual_seed((made.seed << 20) + layer)
-        return torch.rand(cached.positions.shape, generator=draw).to(cached.keys.device)
+        return torch.rand(cached.positions.shape, generator=draw, dtype=torch.float32).to(cached.keys.device)
 
     return cache_only("random", made, Rules.of(made), score)

@@ -24,7 +24,7 @@ def projection(dim: int, rank: int, seed: int, layer: int) -> Tensor:
     """Gaussian float32 [dim, rank] with variance 1/rank, so that norms are kept on average."""
     draw = torch.Generator().manual_seed((seed << 20) + layer)
     scale: float = rank**-0.5
-    return torch.randn(dim, rank, generator=draw) * scale
+    return torch.randn(dim, rank, generator=draw, dtype=torch.float32) * scale
 
 
 def projected_norms(x: Tensor, matrix: Tensor) -> Tensor:
