@@ -22,7 +22,7 @@ from workbench.widgets.live import joined
 class LanesView(anywidget.AnyWidget):
     """``at`` is the frame on screen; setting it from Python moves the slider."""
 
-    _esm = joined(("dom.js", "lanes.js"))
+    _esm = joined(("dom.js", "stepper.js", "lanes.js"))
     _css = joined(("live.css", "lanes.css"))
     picture = traitlets.Dict().tag(sync=True)
     at = traitlets.Int(0).tag(sync=True)

@@ -71,35 +71,20 @@ function render({ model, el: root }) {
   const p = model.get("picture"), id = `iwb-${Math.random().toString(36).slice(2, 8)}`;
   const ids = p.kinds.map((_, i) => `${id}-${i}`), last = p.frames.length - 1;
   const canvas = svg("svg", { role: "img", width: "100%", class: "iwb-lanes-canvas" });
-  const words = el("output", { class: "iwb-lanes-words", "aria-live": "polite" });
-  const slider = el("input", { type: "range", min: "0", max: String(last), step: "1", "aria-label": p.knob, class: "iwb-lanes-slider" });
-  const step = (by) => { model.set("at", Math.min(Math.max(model.get("at") + by, 0), last)); model.save_changes(); };
-  const back = el("button", { type: "button", class: "iwb-button iwb-small", text: "◀", "aria-label": `${p.knob}: one back`, onclick: () => step(-1) });
-  const on = el("button", { type: "button", class: "iwb-button iwb-small", text: "▶", "aria-label": `${p.knob}: one on`, onclick: () => step(1) });
-  slider.addEventListener("input", () => { model.set("at", Number(slider.value)); model.save_changes(); });
   const legend = el("div", { class: "iwb-legend" }, ...p.kinds.map((kind, i) => {
     const swatch = svg("svg", { width: 16, height: 12, "aria-hidden": "true" });
     swatch.append(svg("rect", { x: 0.5, y: 0.5, width: 15, height: 11, rx: 2, fill: paint(kind, ids[i]), stroke: kind.colour, "stroke-dasharray": kind.dash ? "3 2" : "none" }));
     return el("span", { class: "iwb-key" }, swatch, el("span", { text: kind.name }));
   }));
-  const list = el("ul"), asText = el("details", { class: "iwb-lanes-text" }, el("summary", { text: "this picture as text" }), list);
-  const frame = () => p.frames[Math.min(Math.max(model.get("at"), 0), last)];
+  const region = pictureRegion(p, p.knob, (at) => { model.set("at", at); model.save_changes(); }, canvas, legend);
   const draw = () => {
-    const now = frame(), width = Math.max(canvas.clientWidth || root.clientWidth, 320);
-    slider.value = String(model.get("at"));
-    slider.setAttribute("aria-valuetext", now.words);
-    setText(words, now.words);
-    back.disabled = model.get("at") <= 0;
-    on.disabled = model.get("at") >= last;
-    drawLanes(canvas, p, now, ids, width);
-    if (asText.open) list.replaceChildren(...now.boxes.map((b) => el("li", { text: `${p.lanes[b[0]]}: ${b[5] || `${p.kinds[b[3]].name} ${b[4]}`}` })));
+    const at = Math.min(Math.max(model.get("at"), 0), last), now = p.frames[at];
+    region.step.show(at, last, now.words);
+    drawLanes(canvas, p, now, ids, Math.max(canvas.clientWidth || root.clientWidth, 320));
+    region.tell(now.boxes.map((b) => `${p.lanes[b[0]]}: ${b[5] || `${p.kinds[b[3]].name} ${b[4]}`}`));
   };
-  asText.addEventListener("toggle", draw);
-  const controls = last > 0 && el("div", { class: "iwb-actions" }, back, slider, on);
-  const all = el("section", { class: "iwb-root iwb-lanes", "data-lm-suppress-shortcuts": "true", "aria-label": p.title },
-    el("h4", { text: p.title }), controls, words, canvas, legend, p.note && el("p", { class: "iwb-note", text: p.note }), asText);
-  all.addEventListener("keydown", (event) => event.stopPropagation()); // JupyterLab would take the arrow keys
-  root.append(all);
+  region.asText.addEventListener("toggle", draw);
+  root.append(region.all);
   model.on("change:at", draw);
   const watch = new ResizeObserver(draw);
   watch.observe(root);
