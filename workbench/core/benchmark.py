@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
-from uuid import uuid4
 
 import torch
 
@@ -22,14 +21,15 @@ from workbench.core.build_weights import build_weights, weights_key
 from workbench.core.latency import step_phases
 from workbench.core.peers import check_peers
 from workbench.core.plan import ModelFacts, plan, require
-from workbench.core.provenance import process_memory, provenance
+from workbench.core.provenance import process_memory
+from workbench.core.run_of import run_of
 from workbench.models.decoder import Decoder
 from workbench.models.registry import open_source
 from workbench.models.source import Source
 from workbench.spec.errors import OptionError
 from workbench.spec.plan import DType, EngineLimits, Numerics, Plan
 from workbench.spec.recipe import Recipe
-from workbench.spec.run import Metric, Run, plain
+from workbench.spec.run import Metric, Run
 
 Sizes = dict[str, int]
 Tell = Callable[[float, float, str], None]
@@ -194,21 +194,13 @@ def benchmark_steps(settings: BenchSettings, tell: Tell) -> Generator[None, None
     base = plans[next(iter(limited))][0]
     left_out = [f"cell {c} needs more positions than the model has" for c in cells if c not in limited]
     left_out += [f"{name} has nothing comparable to {settings.name}" for name in peers.left_out]
-    return Run(
-        id=uuid4().hex,
-        kind="bench",
-        model=settings.model,
-        weight_hash=source.fingerprint,
-        recipe=[dict(u) for u in base.recipe.to_json()],
-        recipe_key=base.recipe.key,
-        plan=plain({**base.to_dict(), "bench": _what(settings, limited, names)}),
-        numerics=settings.numerics,
-        dtype=settings.dtype,
-        seed=0,
-        state="done",
-        metrics=(*metrics, *process_memory(settings.device)),
+    return run_of(
+        base,
+        "bench",
+        (*metrics, *process_memory(settings.device)),
+        {"bench": _what(settings, limited, names)},
+        profile=settings.profile,
         path=path,
-        provenance=provenance(settings.device, settings.profile),
         notes=(f"{settings.name}: {bench.title}; random prompts; turns interleaved", *left_out),
     )
 

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
+from typing import TYPE_CHECKING, Literal
 
 from workbench.core.kv_ablations import ABLATIONS
+from workbench.core.kv_bench import methods_bench, named_metrics
 from workbench.core.kv_methods import Method, method
 from workbench.core.kv_p1 import submit_p1, that_fit
 from workbench.core.kv_points import Points
 from workbench.core.kv_result import MethodResult
 from workbench.core.kv_storage_methods import Later
-from workbench.core.provenance import provenance
 from workbench.core.quality_windows import QualitySettings
 from workbench.spec.errors import OptionError
 from workbench.spec.run import Metric, Run
-from workbench.spec.run import plain as to_plain
 
 if TYPE_CHECKING:
     from workbench.core.jobs import Job
     from workbench.core.session import Session
 
 Of = Literal["kl", "codec_ratio", "row_error"]
+_KEPT = ("kl", "perplexity_change", "codec_ratio", "whole_ratio", "top1", "row_error")
 
 
 @dataclass(frozen=True)
@@ -158,30 +157,12 @@ def bars_run(session: Session, settings: QualitySettings, found: Mapping[str, Me
     _, left_out = that_fit(session, bar_methods(), settings)
     metrics: list[Metric] = []
     for name, result in found.items():
-        for m in result.metrics():
-            if m.name in ("kl", "perplexity_change", "codec_ratio", "whole_ratio", "top1", "row_error"):
-                metrics.append(Metric(**{**asdict(m), "name": f"{name}:{m.name}"}))
+        metrics += named_metrics(name, result, _KEPT)
     met = sum(r.met for r in rows)
     metrics.append(Metric("bars_met", met, "", note=f"of {len(rows)}", better="higher"))
-    plan = session.plan
-    table = [asdict(r) for r in rows]
-    bench: dict[str, Any] = {"name": "kv_bars", "contestants": list(found), "rows": table}
-    return Run(
-        id=uuid4().hex,
-        kind="bench",
-        model=plan.model,
-        weight_hash=plan.model_fingerprint,
-        recipe=[],
-        recipe_key=plan.recipe.key,
-        plan=to_plain({**plan.to_dict(), "bench": bench, "quality": asdict(settings)}),
-        numerics=plan.numerics,
-        dtype=plan.dtype,
-        seed=0,
-        state="done",
-        metrics=tuple(metrics),
-        provenance=provenance(plan.device, session.profile),
-        notes=("bars are of smollm2-135m and 1,024 tokens of context", *left_out),
-    )
+    bench = {"name": "kv_bars", "contestants": list(found), "rows": [asdict(r) for r in rows]}
+    notes = ("bars are of smollm2-135m and 1,024 tokens of context", *left_out)
+    return methods_bench(session, settings, bench, metrics, notes)
 
 
 def _named(name: str) -> Method:

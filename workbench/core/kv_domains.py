@@ -8,20 +8,18 @@ calibration flatters a learnt basis; this says by how much.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from workbench.core.build import standalone_engine
 from workbench.core.build_weights import weights_key
 from workbench.core.domains import CHAT, domains, evaluation_ids, ids_without
+from workbench.core.kv_bench import methods_bench, named_metrics
 from workbench.core.kv_p1 import p1_steps
 from workbench.core.kv_points import Points, point_key
 from workbench.core.kv_prepared import Prepared
 from workbench.core.kv_result import MethodResult
 from workbench.core.kv_storage_methods import Bench, kvtc_calibrated, kvtc_method
 from workbench.core.kvtc_calibration import LENGTH, cut_sequences
-from workbench.core.provenance import provenance
 from workbench.core.quality import quality_plans
 from workbench.core.quality_windows import QualitySettings, cut
 from workbench.engine.engine import Engine
@@ -30,7 +28,6 @@ from workbench.kv.kvtc.joint import JointRows
 from workbench.spec.errors import OptionError
 from workbench.spec.recipe import Recipe
 from workbench.spec.run import Metric, Run
-from workbench.spec.run import plain as to_plain
 
 if TYPE_CHECKING:
     from workbench.core.jobs import Job
@@ -38,7 +35,16 @@ if TYPE_CHECKING:
 
 SHIPPED, OTHERS = "shipped calibration", "other domains only"
 RATIOS = (16, 32)
+_KEPT = ("kl", "perplexity_change", "top1", "codec_ratio")
 Found = dict[tuple[str, int, str], MethodResult]
+
+
+def chosen_domains(only: Sequence[str]) -> list[str]:
+    """All domains, or those named. Raises :class:`OptionError` for one that does not exist."""
+    unknown = [d for d in only if d not in domains()]
+    if unknown:
+        raise OptionError(f"{unknown[0]!r} is no domain.", hint=f"Cells are {', '.join(domains())}.")
+    return [d for d in domains() if not only or d in only]
 
 
 def submit_domains(
@@ -54,10 +60,7 @@ def submit_domains(
     Raises :class:`OptionError` for a domain that does not exist, :class:`RequestError` when one is too short
     for the settings, both at once.
     """
-    unknown = [d for d in only if d not in domains()]
-    if unknown:
-        raise OptionError(f"{unknown[0]!r} is no domain.", hint=f"Cells are {', '.join(domains())}.")
-    wanted = [d for d in domains() if not only or d in only]
+    wanted = chosen_domains(only)
     tokenizer = session.tokenizer
     windows = {d: cut(evaluation_ids(d, tokenizer), settings) for d in wanted}
     plan, _ = quality_plans(session.plan, Recipe(), session.facts, settings)
@@ -105,24 +108,7 @@ def domains_run(session: Session, settings: QualitySettings, found: Found) -> Ru
     names = []
     for (domain, ratio, which), result in found.items():
         names.append(f"{domain}, kvtc {ratio}×, {which}")
-        for m in result.metrics():
-            if m.name in ("kl", "perplexity_change", "top1", "codec_ratio"):
-                metrics.append(Metric(**{**asdict(m), "name": f"{names[-1]}:{m.name}"}))
-    plan = session.plan
+        metrics += named_metrics(names[-1], result, _KEPT)
     bench = {"name": "kv_domains", "contestants": names}
-    return Run(
-        id=uuid4().hex,
-        kind="bench",
-        model=plan.model,
-        weight_hash=plan.model_fingerprint,
-        recipe=[],
-        recipe_key=plan.recipe.key,
-        plan=to_plain({**plan.to_dict(), "bench": bench, "quality": asdict(settings)}),
-        numerics=plan.numerics,
-        dtype=plan.dtype,
-        seed=0,
-        state="done",
-        metrics=tuple(metrics),
-        provenance=provenance(plan.device, session.profile),
-        notes=("nothing is calibrated on chat; documents that are scored are in no calibration",),
-    )
+    notes = ("nothing is calibrated on chat; documents that are scored are in no calibration",)
+    return methods_bench(session, settings, bench, metrics, notes)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-from uuid import uuid4
 
 from workbench.core.kv_result import MethodResult
-from workbench.core.provenance import process_memory, provenance
+from workbench.core.provenance import process_memory
 from workbench.core.quality_windows import QualitySettings
+from workbench.core.run_of import run_of
 from workbench.models.registry import origin
 from workbench.spec.plan import Plan
 from workbench.spec.recipe import Recipe
 from workbench.spec.run import Metric, Run
-from workbench.spec.run import plain as to_plain
 
 
 def method_run(
@@ -22,21 +21,14 @@ def method_run(
 ) -> Run:
     """One method's run: ``plan`` is the plain engine's, ``told`` goes into the run's plan beside it."""
     note = origin(plan.model).get("weight_note")  # says when the weights were quantized before
-    return Run(
-        id=uuid4().hex,
-        kind="measure",
-        model=plan.model,
-        weight_hash=plan.model_fingerprint,
-        recipe=[dict(u) for u in recipe.to_json()],
-        recipe_key=recipe.key,
-        plan=to_plain({**plan.to_dict(), "kind": "lossy", **told}),
-        numerics=plan.numerics,
-        dtype=plan.dtype,
-        seed=0,
-        state="done",
-        metrics=(*metrics, *process_memory(plan.device)),
+    return run_of(
+        plan,
+        "measure",
+        (*metrics, *process_memory(plan.device)),
+        {"kind": "lossy", **told},
+        recipe=recipe,
+        profile=profile,
         path=(f"method:{recipe}",),
-        provenance=provenance(plan.device, profile),
         notes=(str(note),) if note else (),
     )
 

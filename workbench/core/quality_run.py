@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -13,13 +12,13 @@ from torch import Tensor
 from workbench.core.provenance import process_memory
 from workbench.core.quality_scores import WindowScores, quality_metrics
 from workbench.core.quality_windows import QualitySettings, Window
+from workbench.core.run_of import run_of
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
 from workbench.engine.score import score
 from workbench.engine.sequence import Request
 from workbench.spec.plan import Plan
 from workbench.spec.run import Metric, Run
-from workbench.spec.run import plain as to_plain
 
 Tell = Callable[[float, float, str], None]
 
@@ -86,19 +85,11 @@ def quality_run(
 ) -> Run:
     """The run of a finished measurement, without provenance."""
     metrics, memory, _ = result
-    return Run(
-        id=uuid4().hex,
-        kind="measure",
-        model=plan.model,
-        weight_hash=plan.model_fingerprint,
-        recipe=[dict(u) for u in plan.recipe.to_json()],
-        recipe_key=plan.recipe.key,
-        plan=to_plain({**plan.to_dict(), "quality": asdict(settings)}),
-        numerics=plan.numerics,
-        dtype=plan.dtype,
-        seed=0,
-        state="done",
-        metrics=(*metrics, *process_memory(plan.device)),
+    return run_of(
+        plan,
+        "measure",
+        (*metrics, *process_memory(plan.device)),
+        {"quality": asdict(settings)},
         memory=memory,
         path=engine.path,
         notes=(*plan.notes, *notes),
