@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench.cli import options as o
-from workbench.cli.bars import KV_BARS, KV_DOMAINS, kv_bars, kv_domains
+from workbench.cli.bars import QUALITY, bench_quality
 from workbench.cli.generate import keep
 from workbench.cli.output import Meter, interruptible, note, print_json
 from workbench.cli.start import CANCELLED
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from workbench.spec.run import Run
 
 ALL, PLAIN = "all", "plain"
-QUALITY = {KV_BARS: kv_bars, KV_DOMAINS: kv_domains}
-"""Benchmarks of bytes and quality, not of time; ``all`` leaves them out."""
 
 
 def bench(
@@ -66,8 +64,7 @@ def bench(
     if name in QUALITY:
         if recipes or peer:
             raise OptionError(f"{name} has methods of its own.", hint="Choose among them with --cell.")
-        where = {"dtype": dtype.value, "numerics": numerics.value, "device": device}
-        QUALITY[name](model, tuple(cell), sizes, where, save, json)
+        bench_quality(name, model, tuple(cell), sizes, o.place_of(dtype, numerics, device), save, json)
         return
     from workbench.core.benchmark import BENCHES, BenchSettings
 

@@ -33,16 +33,8 @@ _SAMPLING = "Sampling"
 
 def run(
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.")] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option("--prompt-file", help="A UTF-8 text file, or - for standard input.")
-    ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw",
-            help="Through the chat template, or as it is. Default: chat where the model has a template.",
-        ),
-    ] = None,
+    prompt_file: o.PromptFile = None,
+    chat: o.Chat = None,
     use: o.Uses = [],  # noqa: B006 - the command-line library copies it
     recipe: o.RecipeFile = None,
     model: o.Model = o.DEFAULT_MODEL,
@@ -90,13 +82,8 @@ def run(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
     )
-    where: dict[str, Any] = {
-        "dtype": dtype.value,
-        "numerics": numerics.value,
-        "device": device,
-        "limits": o.limits_of(kv_pool_tokens, max_context),
-        "threads": threads,
-    }
+    limits = o.limits_of(kv_pool_tokens, max_context)
+    where = o.place_of(dtype, numerics, device, limits=limits, threads=threads)
     with (
         Meter("loading the model") as meter,
         Session(model, wanted, **where) as session,

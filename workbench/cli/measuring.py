@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from workbench.cli.kv_tables import show_methods
 from workbench.cli.tasks import SMALL_POOL, working
 from workbench.spec.errors import OptionError
 from workbench.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from workbench.spec.run import Run
 
 _TEXT, _NEEDLE = "Text", "Needle"
 
@@ -85,22 +88,17 @@ def measure(
             hint="Give --method alone, with protocol p1 or needle.",
         )
     o.set_threads(threads)
-    where: dict[str, Any] = {
-        "dtype": dtype.value,
-        "numerics": numerics.value,
-        "device": device,
-        "threads": threads,
-    }
+    where = o.place_of(dtype, numerics, device, threads=threads)
     sizes = {"context": context, "score": score, "windows": windows}
+    asked: dict[str, Any]
     if protocol == ProtocolName.needle:
         asked = {"context": context, "depths": depths, "trials": trials, "aware": aware, "seed": seed}
-        _needle(model, wanted, method, text, asked, where, save, json)
+        show_methods(_needle(model, wanted, method, text, asked, where), save, json)
     elif method:
-        _methods(model, method, text, sizes, where, save, json)
+        show_methods(_methods(model, method, text, sizes, where), save, json)
     else:
-        _recipe(
-            model, wanted, text, {**sizes, "protocol": protocol.value, "greedy": greedy}, where, save, json
-        )
+        asked = {**sizes, "protocol": protocol.value, "greedy": greedy}
+        _recipe(model, wanted, text, asked, where, save, json)
 
 
 def _recipe(
@@ -123,14 +121,8 @@ def _recipe(
 
 
 def _methods(
-    model: str,
-    texts: list[str],
-    text: Path | None,
-    settings: dict[str, int],
-    where: dict[str, Any],
-    save: bool,
-    json: bool,
-) -> None:
+    model: str, texts: list[str], text: Path | None, settings: dict[str, int], where: dict[str, Any]
+) -> list[Run]:
     from workbench.core.kv_methods import method
     from workbench.core.kv_p1 import submit_p1
     from workbench.core.kv_runs import p1_run
@@ -140,8 +132,7 @@ def _methods(
     named = {str(m): m for m in map(method, texts)}
     with working("measuring", model, limits=SMALL_POOL, **where) as (session, wait):
         found = wait(submit_p1(session, named, text=text, settings=asked))
-        runs = [p1_run(session.plan, named[n], r, asked, session.profile) for n, r in found.items()]
-    show_methods(runs, save, json)
+        return [p1_run(session.plan, named[n], r, asked, session.profile) for n, r in found.items()]
 
 
 def _needle(
@@ -151,9 +142,7 @@ def _needle(
     text: Path | None,
     settings: dict[str, Any],
     where: dict[str, Any],
-    save: bool,
-    json: bool,
-) -> None:
+) -> list[Run]:
     from workbench.core.kv_methods import method
     from workbench.core.needle import NeedleSettings
     from workbench.core.needle_run import needle_run, submit_needle
@@ -164,5 +153,4 @@ def _needle(
         named[str(recipe)] = recipe
     with working("asking", model, limits=SMALL_POOL, **where) as (session, wait):
         found = wait(submit_needle(session, named, text=text, settings=asked))
-        runs = [needle_run(session.plan, named[n], r, asked, session.profile) for n, r in found.items()]
-    show_methods(runs, save, json)
+        return [needle_run(session.plan, named[n], r, asked, session.profile) for n, r in found.items()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,6 +36,16 @@ class NumericsName(StrEnum):
 
 _RECIPE, _ENGINE = "Recipe", "Engine"
 
+PromptFile = Annotated[
+    Path | None, typer.Option("--prompt-file", help="A UTF-8 text file, or - for standard input.")
+]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        help="Through the chat template, or as it is. Default: chat where the model has a template.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A name of the registry, a folder, or a .gguf file.")
@@ -111,6 +121,11 @@ def read_recipe(file: Path) -> Recipe:
             f"The recipe {str(file)!r} cannot be read: {why}.",
             hint='Give a JSON file such as ["paged", {"id": "kivi", "bits": 2}].',
         ) from None
+
+
+def place_of(dtype: DTypeName, numerics: NumericsName, device: str, **more: Any) -> dict[str, Any]:
+    """What a session is opened with, from the flags of the same names."""
+    return {"dtype": dtype.value, "numerics": numerics.value, "device": device, **more}
 
 
 def limits_of(pool_tokens: int, max_context: int) -> EngineLimits:

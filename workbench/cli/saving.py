@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,16 +19,8 @@ if TYPE_CHECKING:
 def save_cache(
     file: Annotated[Path, typer.Argument(help="The file to write; it appears whole or not at all.")],
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The conversation.")] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option("--prompt-file", help="A UTF-8 text file, or - for standard input.")
-    ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw",
-            help="Through the chat template, or as it is. Default: chat where the model has a template.",
-        ),
-    ] = None,
+    prompt_file: o.PromptFile = None,
+    chat: o.Chat = None,
     codec: Annotated[
         str,
         typer.Option(
@@ -59,13 +51,8 @@ def save_cache(
     from workbench.engine.params import SamplingParams
 
     chosen = storage_use(codec)
-    where: dict[str, Any] = {
-        "dtype": dtype.value,
-        "numerics": numerics.value,
-        "device": device,
-        "limits": o.limits_of(kv_pool_tokens, max_context),
-        "threads": threads,
-    }
+    limits = o.limits_of(kv_pool_tokens, max_context)
+    where = o.place_of(dtype, numerics, device, limits=limits, threads=threads)
     with working("saving a conversation", model, wanted, **where) as (session, wait):
         params = SamplingParams(max_tokens=max_tokens)
         asked, params, notice = prepared(session, text, chat, params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -53,8 +53,8 @@ def sweep(
     named = {str(m): m for m in grid(technique)}
     settings = QualitySettings(greedy=0, context=context, score=score, windows=windows)
     points = Points(fresh=fresh)
-    where: dict[str, Any] = {"dtype": dtype.value, "numerics": numerics.value, "device": device}
-    with working("sweeping", model, threads=threads, limits=SMALL_POOL, **where) as (session, wait):
+    where = o.place_of(dtype, numerics, device, threads=threads)
+    with working("sweeping", model, limits=SMALL_POOL, **where) as (session, wait):
         methods, left_out = that_fit(session, dict(named), settings)
         found = wait(submit_p1(session, methods, text=text, settings=settings, points=points))
         runs = [p1_run(session.plan, named[n], r, settings, session.profile) for n, r in found.items()]
