@@ -6,7 +6,7 @@ definitions of ``workbench.core.report``; acceptance is computed where it always
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class LiveRun:
     total: int
     kind: str  # exact, lossy, simulated
     decode: Callable[[Sequence[int]], str]
+    uses: Sequence[Mapping[str, Any]] = ()  # the recipe's entries
     ready: Callable[[], float] = float  # since when the engine was there; TTFT counts from then
     stream: Any = None  # StreamDecoder: text per token of the first sample
     pieces: list[list[Any]] = field(default_factory=list)  # [text, source, step, logprob]

@@ -234,6 +234,7 @@ class Controller:
             total=params.max_tokens * params.n,
             kind=self.session.plan.kind,
             decode=lambda ids: str(tokenizer.decode(ids)),
+            uses=recipe.to_json(),
             stream=tokenizer.stream(),
         )
         self._submitted = state

@@ -8,6 +8,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
+from workbench.records import code_path
 from workbench.records.conditions import same_question
 from workbench.spec.events import PHASES
 from workbench.spec.run import Run
@@ -85,7 +86,8 @@ def meters(c: Controller) -> dict[str, Any]:
         "latency": latency,
         "acceptance": live.acceptance(),
         "draft": live.draft(),
-        "path": list(live.path),
+        "path": code_path.in_words(live.path, live.uses, c.pinned.path if c.pinned is not None else ()),
+        "keys": list(live.path),
         "kind": live.kind,
         "tag": f"measured on {c.session.plan.device}, {c.session.plan.numerics}, {c.session.profile} profile",
         "quality": quality(c, last if finished else None),

@@ -48,7 +48,8 @@ function metersRegion(send) {
       words.replaceChildren(...(m.quality?.length ? m.quality : [m.kind === "exact" ?
         "exact: the output law is that of the plain engine" : "not measured yet"])
         .map((q) => el("p", { text: q })));
-      path.body.replaceChildren(el("p", { class: "iwb-path", text: (m.path || []).join(" · ") || "–" }));
+      path.body.replaceChildren(el("ul", { class: "iwb-path", title: (m.keys || []).join("\n") },
+        ...(m.path?.length ? m.path : ["–"]).map((part) => el("li", { text: part }))));
       setText(tag, m.tag || "");
     },
   };

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.output import out, size
+from workbench.records import code_path
 
 if TYPE_CHECKING:
     from workbench.spec.run import Metric, Run
@@ -54,7 +55,7 @@ def facts(run: Run) -> list[tuple[str, ...]]:
             ("tokens", f"prompt {first['prompt_tokens']} (cached {first['cached_tokens']}), output {tokens}")
         )
     if run.path:
-        rows.append(("code path", " · ".join(run.path)))
+        rows.append(("code path", " · ".join(code_path.in_words(run.path, run.recipe))))
     p = run.provenance
     if p is not None:
         rows.append(
