@@ -47,6 +47,7 @@ MODULES: dict[str, str] = {
     "suffix": "workbench.speculative.suffix",
     "draft_model": "workbench.speculative.draft_model",
     "medusa": "workbench.speculative.medusa",
+    "mtp": "workbench.speculative.mtp",
     "verify": "workbench.speculative.verify",
     "typical": "workbench.speculative.typical",
     "goodput": "workbench.speculative.goodput",
@@ -84,6 +85,13 @@ class Technique:
 
     def configure(self, options: dict[str, Scalar]) -> Any:
         """Its config from untrusted options; raises :class:`OptionError`."""
+        for name, value in options.items():
+            if name in self.spec.method_only:
+                raise OptionError(
+                    f"{self.id} has no option {name!r} in a recipe.",
+                    hint=f"{name} is for measuring the method (--method {self.id}:{name}={value}); "
+                    f"a recipe has {' and '.join(self.spec.method_only[name])} instead.",
+                )
         return make_config(self.config, options, self.id)
 
 

@@ -189,11 +189,9 @@ def cachegen_method(codec: CacheGen, config: cachegen_options.Config) -> Prepare
 
 
 STORAGE: dict[str, Storage] = {
-    "kvtc": Storage(kvtc_options.Config, kvtc_options.SWEEP, kvtc, {"ratio": ("k_ratio", "v_ratio")}),
-    "kvtc_graded": Storage(
-        kvtc_options.GradedConfig, kvtc_options.GRADED_SWEEP, graded, {"ratio": ("k_ratio", "v_ratio")}
-    ),
-    "cachegen": Storage(cachegen_options.Config, cachegen_options.SWEEP, cachegen, {"bins": ("k", "v")}),
+    "kvtc": Storage(kvtc_options.Config, kvtc_options.SWEEP, kvtc, kvtc_options.SHORT),
+    "kvtc_graded": Storage(kvtc_options.GradedConfig, kvtc_options.GRADED_SWEEP, graded, kvtc_options.SHORT),
+    "cachegen": Storage(cachegen_options.Config, cachegen_options.SWEEP, cachegen, cachegen_options.SHORT),
 }
 
 

@@ -43,10 +43,11 @@ _SLOTS = {
     "draft_control": "one control of drafts",
 }
 _NEEDS = {
-    "paged": "Switch on paged: only pages allocated on demand can be shared or given back.",
-    "prefix_cache": "Switch on prefix_cache or radix_cache: without one no prompt finds what was kept.",
-    "drafter": "Switch on a drafter: without drafts there is nothing to verify or to control.",
+    "paged": "only pages allocated on demand can be shared or given back",
+    "prefix_cache": "without one no prompt finds what was kept",
+    "drafter": "without drafts there is nothing to verify or to control",
 }
+_FEW = 2  # providers of a need that a remedy names
 
 
 @dataclass(frozen=True)
@@ -162,11 +163,20 @@ def _own_conflicts(
         )
     for need in spec.needs:
         if need not in provides:
-            out.append(Conflict(spec.id, "engine", need, _NEEDS.get(need, f"{spec.title} needs {need}.")))
+            out.append(Conflict(spec.id, "engine", need, _switch_on(need, spec.title)))
     for other, remedy in spec.conflicts.items():
         if other in present:
             out.append(Conflict(spec.id, other, "each other", remedy))
     return out
+
+
+def _switch_on(need: str, title: str) -> str:
+    """The remedy for a need that nothing provides: what to switch on, by title, and why."""
+    providers = [t.spec.title for t in catalog.all_techniques() if need in t.spec.provides]
+    if not providers:
+        return f"{title} needs {need}."
+    what = " or ".join(providers) if len(providers) <= _FEW else f"a {need}"
+    return f"Switch on {what}: {_NEEDS.get(need, f'{title} needs it')}."
 
 
 def _slot_conflicts(techniques: list[catalog.Technique]) -> list[Conflict]:
@@ -204,7 +214,8 @@ def _page_size(
             continue
         if asked:
             wanted = " or ".join(map(str, sizes))
-            remedy = f"Set the page size of paged to {wanted}, or to 0 and let the plan choose."
+            paged = catalog.get("paged").spec.title
+            remedy = f"Set the page size of {paged} to {wanted}, or to 0 and let the plan choose."
             out.append(Conflict(technique_id, "paged", "page size", remedy))
         size = sizes[0]
     return size, out

@@ -44,8 +44,8 @@ def token_budget(request: Request, kv: KVCache, *, context: int, vocab_size: int
             f"the whole pool has {kv.pages} pages.",
             hint="Lower max_tokens, shorten the prompt, or enlarge the KV pool (kv_pool_tokens)."
             if not kv.reserve
-            else "A contiguous cache reserves the whole context: switch on paged, lower the context limit or "
-            "enlarge the KV pool (kv_pool_tokens).",
+            else "A contiguous cache reserves the whole context: switch on paged KV, lower the context limit "
+            "or enlarge the KV pool (kv_pool_tokens).",
         )
     if params.n > max_sequences:
         raise CapacityError(

@@ -59,6 +59,7 @@ class TechniqueSpec:
     ``trained``: a drafter with a head that must be trained for the very weights it drafts for.
     ``keeps_kv``: a drafter with KV layers of its own in the engine's pages; bound, it says how many.
     ``sweep``: its points on a rate-distortion curve, each as options ``k=v,k=v`` ("": the defaults).
+    ``method_only``: options of the measured method of this name that a recipe lacks, and what says it there.
     ``dtypes``, ``numerics``: the only ones it works in (empty: all).
     ``compiler``: it compiles C++ on the machine that runs it.
     ``extra``: the optional dependency group it needs (``""`` for none) and ``package`` its import name.
@@ -84,6 +85,7 @@ class TechniqueSpec:
     numerics: tuple[str, ...] = ()
     compiler: bool = False
     sweep: tuple[str, ...] = ("",)
+    method_only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     extra: str = ""
     package: str = ""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from workbench.core import catalog
+from workbench.core.kv_storage_methods import STORAGE
 from workbench.spec.errors import OptionError, RecipeError, UnknownTechnique
 from workbench.spec.recipe import Recipe, Use
+from workbench.spec.technique import options_of
 
 
 @pytest.mark.parametrize("technique_id", list(catalog.MODULES))
@@ -44,6 +46,31 @@ def test_bad_options_are_named_with_the_way_out(use, named):
         catalog.normalise(Recipe.of(use))
     assert named in str(err.value)
     assert catalog.check_options(Use.parse(use)) == str(err.value)
+
+
+@pytest.mark.parametrize(
+    ("use", "instead"),
+    [
+        ("kvtc:ratio=8", "k_ratio and v_ratio"),
+        ("cachegen:bins=32/16/16", "level"),
+        ("cachegen:k=64", "level"),
+    ],
+)
+def test_an_option_of_the_measured_method_is_told_from_the_techniques(use, instead):
+    with pytest.raises(OptionError) as err:
+        catalog.normalise(Recipe.of(use))
+    assert f"--method {use}" in err.value.hint and f"a recipe has {instead} instead" in err.value.hint
+    known = {o.name for o in catalog.get(Use.parse(use).id).options}
+    assert set(instead.split(" and ")) <= known
+
+
+@pytest.mark.parametrize("technique_id", [t.id for t in catalog.all_techniques() if t.spec.method_only])
+def test_what_only_the_method_takes_the_method_takes(technique_id):
+    storage = STORAGE[technique_id]
+    taken = {o.name for o in options_of(storage.config)} | set(storage.aliases)
+    spec = catalog.get(technique_id).spec
+    assert set(spec.method_only) <= taken
+    assert not set(spec.method_only) & {o.name for o in catalog.get(technique_id).options}
 
 
 def test_recipes_that_mean_the_same_become_equal():

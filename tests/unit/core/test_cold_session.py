@@ -68,7 +68,7 @@ def test_a_failing_disk_is_a_note_of_the_run(open_session, monkeypatch):
 def test_conflicts_have_remedies(open_session, model_folder):
     from workbench.core.session import Session
 
-    with pytest.raises(PlanError, match="prefix_cache or radix_cache"):
+    with pytest.raises(PlanError, match="Prefix cache \\(hash chain\\) or Prefix cache"):
         open_session("paged", "kvtc")
     with pytest.raises(PlanError, match=r"switch off INT8 KV cache first"):
         open_session(*PLAIN, "kv_int8", "kvtc")

@@ -62,6 +62,16 @@ def test_all_conflicts_are_told_at_once(facts):
     assert {c.resource for c in found} == {"paged", "drafter", "kv_format"}
 
 
+def test_remedies_name_what_to_switch_on_as_it_is_titled(facts):
+    found = {c.resource: c.remedy for c in conflicts(facts, "kvtc")}
+    titles = {i: catalog.get(i).spec.title for i in ("paged", "prefix_cache", "radix_cache")}
+    assert found["paged"].startswith(f"Switch on {titles['paged']}: ")
+    assert found["prefix_cache"].startswith(
+        f"Switch on {titles['prefix_cache']} or {titles['radix_cache']}: "
+    )
+    assert conflicts(facts, "verify")[0].remedy.startswith("Switch on a drafter: ")
+
+
 def test_the_codecs_page_size_wins_unless_paged_asks_for_another(facts):
     assert made(facts, "paged", "kivi").page_size == 128
     assert made(facts, "paged", "kivi:residual=32").page_size == 32

@@ -33,6 +33,9 @@ class Config:
     )
 
 
+SHORT = {"bins": ("k", "v")}
+"""What sets several options at once."""
+
 SWEEP = (
     "k=64/64/64,v=64/64/64",
     "k=64/32/24,v=64/32/24",

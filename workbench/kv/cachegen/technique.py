@@ -47,6 +47,7 @@ SPEC = TechniqueSpec(
     stages=("schedule",),
     claims_slot=("kv_storage",),
     needs=("paged", "prefix_cache"),
+    method_only=dict.fromkeys(("bins", "k", "v", "delta"), ("level",)),
     extra="codec",
     package="constriction",
     claims=(

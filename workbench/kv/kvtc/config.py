@@ -45,6 +45,9 @@ CLAIMS = (
     ),
 )
 
+SHORT = {"ratio": ("k_ratio", "v_ratio")}
+"""What sets several options at once, where a method is measured."""
+
 SWEEP = tuple(
     f"k_ratio={ratio},v_ratio={ratio}{stage}"
     for stage in ("", ",entropy=range")

@@ -40,6 +40,7 @@ SPEC = TechniqueSpec(
     needs=("paged", "prefix_cache"),
     claims=kvtc.CLAIMS,
     sweep=kvtc.SWEEP,
+    method_only=kvtc.SHORT,
 )
 
 
