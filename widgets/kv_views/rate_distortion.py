@@ -1,7 +1,8 @@
 """What do bytes buy? Every measured KV method by its ratio and its KL, and those that no other beats in both.
 
 Points are runs of protocol P1 (:mod:`workbench.core.measure`): one sweep, or several methods measured on the
-same windows. A bar spans the lowest and the highest window; points of one technique are joined.
+same windows. A bar spans the lowest and the highest window. A technique has one colour and one mark; its
+points are joined where they differ in one option (:mod:`rate_curves`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ from workbench.core.kv_runs import RatePoint, frontier
 from workbench.spec.errors import RecordError
 from workbench.spec.run import Run
 from workbench.widgets import clean, figures
+from workbench.widgets.kv_views.rate_curves import curves
 from workbench.widgets.palette import Theme
 from workbench.widgets.table import Table
 
 Ratio = Literal["codec", "whole"]
 
-# Colours that stay apart for every kind of sight (Okabe and Ito), and marks that stay apart without them.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a63c9", "#a08448", "#7c8796")
+# The first seven stay apart for every kind of sight (Okabe and Ito); more than a whole sweep has. Marks stay
+# apart without colours, and their number has no divisor in common with that of colours: no pair comes twice.
+_COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a63c9", "#a08448", "#7c8796"),
+    *("#c62f3e", "#2aa5a0", "#a9b52c", "#4757c4", "#f0816f", "#5d8a3c", "#e25fb4", "#8d4b2a", "#1f9ed8"),
+    *("#b58ae0", "#35c27a", "#94603f"),
+)
 _MARKS = (
     "circle",
     "square",
@@ -72,10 +79,10 @@ class Rates:
             hoverinfo="skip",
         )  # fmt: skip
         for i, technique in enumerate(dict.fromkeys(p.technique for p in self.points)):
-            mine = sorted(
-                (p for p in self.points if p.technique == technique), key=lambda p: getattr(p, ratio)
-            )
-            self._add(out, mine, technique, ratio, _COLOURS[i % len(_COLOURS)], _MARKS[i % len(_MARKS)], 8)
+            mine = [p for p in self.points if p.technique == technique]
+            colour, mark = _COLOURS[i % len(_COLOURS)], _MARKS[i % len(_MARKS)]
+            self._join(out, curves(mine), technique, ratio, colour)
+            self._add(out, mine, technique, ratio, colour, mark, 8)
         if self.live is not None:
             self._add(out, [self.live], f"now: {self.live.method}", ratio, "#d9822b", "star-open", 16)
         out.update_xaxes(type="log")
@@ -98,13 +105,26 @@ class Rates:
         n = self.points[0].windows
         return Table.of(columns, rows, note=f"KL in nats per token over {n} windows, and their range.")
 
+    def _join(self, out: Any, joined: list[list[RatePoint]], name: str, ratio: Ratio, colour: str) -> None:
+        """All lines of a technique as one trace; a gap between two of them."""
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for line in joined:
+            x += [*([None] if x else []), *(getattr(p, ratio) for p in line)]
+            y += [*([None] if y else []), *clean.series([p.kl for p in line], log=True)[0]]
+        if x:
+            out.add_scatter(
+                x=x, y=y, mode="lines", line={"color": colour, "width": 1.5}, legendgroup=name,
+                showlegend=False, hoverinfo="skip", connectgaps=False,
+            )  # fmt: skip
+
     def _add(
         self, out: Any, points: list[RatePoint], name: str, ratio: Ratio, colour: str, mark: str, size: int
     ) -> None:
         kl, _ = clean.series([p.kl for p in points], log=True)
         out.add_scatter(
-            x=[getattr(p, ratio) for p in points], y=kl, name=name, mode="lines+markers",
-            line={"color": colour, "width": 1.5}, marker={"color": colour, "symbol": mark, "size": size},
+            x=[getattr(p, ratio) for p in points], y=kl, name=name, legendgroup=name, mode="markers",
+            marker={"color": colour, "symbol": mark, "size": size},
             error_y={
                 "type": "data", "symmetric": False, "thickness": 1, "width": 2, "color": colour,
                 "array": [p.spread[1] - p.kl for p in points],
