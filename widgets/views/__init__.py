@@ -20,10 +20,16 @@ VIEWS: dict[str, str] = {
     "pages": "Who owns which page?",
     "steps": "Where is the time?",
     "acceptance": "How much of the draft is kept?",
+    "draft_tree": "What was drafted, and why was this path kept?",
+    "lengths": "How many drafted tokens does a round keep?",
+    "round_time": "What does a round of speculation cost?",
     "latency": "How long until the next token?",
     "compare": "What changed between two runs?",
     "tokens": "Where did each token come from?",
 }
+
+_SPECULATION = "workbench.widgets.spec_views"
+_ELSEWHERE = dict.fromkeys(("draft_tree", "lengths", "round_time"), _SPECULATION)
 
 
 def to_figure(view: str, *runs: Any, theme: Theme = "auto") -> Any:
@@ -42,4 +48,4 @@ def _module(view: str, runs: Sequence[Any]) -> Any:
         raise OptionError(f"There is no view {view!r}.", hint=f"Views: {', '.join(VIEWS)}.")
     if not runs:
         raise RecordError(f"The view {view!r} needs a run.", hint="Run a prompt first: panel.run().wait().")
-    return importlib.import_module(f"{__name__}.{view}")
+    return importlib.import_module(f"{_ELSEWHERE.get(view, __name__)}.{view}")
