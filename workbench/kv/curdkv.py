@@ -48,8 +48,8 @@ class ScoreOptions:
         low=0,
         high=1024,
         unit="tokens",
-        help="Normalise scores within windows of so many tokens, so that no stretch of text is emptied "
-        "(16 in the authors' library); 0 normalises over all tokens.",
+        help="Normalise norms of keys and of values within windows of so many tokens, so that no stretch of "
+        "text is emptied (16 in the public implementation); 0 normalises over all tokens.",
     )
     seed: int = option(0, low=0, high=2**31 - 1, help="Seed of the projection; each layer has its own.")
 
@@ -92,13 +92,15 @@ SPEC = TechniqueSpec(
 def cur_scores(
     keys: Tensor, values: Tensor, norms: Callable[[Tensor], Tensor], which: str, local: int = 0
 ) -> Tensor:
-    """Scores [Hkv, S] of rows [Hkv, S, D]: ``norms`` of values, keys, or both multiplied, normalised."""
-    if which == "key":
-        return normalised(norms(keys), local)
-    if which == "value":
-        return normalised(norms(values), local)
-    # Normalised before the product too: products of squared norms of many channels can leave float32.
-    return normalised(normalised(norms(keys)) * normalised(norms(values)), local)
+    """Scores [Hkv, S] of rows [Hkv, S, D], each head's sum 1: ``norms`` of values, keys, or both multiplied.
+
+    ``local``: norms are shares of windows of so many slots, each side of its own, before they are multiplied.
+    """
+    # Shares before the product too: products of squared norms of many channels can leave float32.
+    sides = [
+        normalised(norms(x), local) for x in {"key": (keys,), "value": (values,)}.get(which, (keys, values))
+    ]
+    return normalised(sides[0] if len(sides) == 1 else sides[0] * sides[1])
 
 
 def scorer(config: ScoreOptions) -> Score:

@@ -265,6 +265,22 @@ def test_curdkv_scores(make_tokens: Make, which: str) -> None:
         np.testing.assert_allclose(got[h].numpy(), np.array(raw) / sum(raw))
 
 
+@pytest.mark.parametrize("which", ["key", "value", "product"])
+def test_curdkv_scores_of_windows(make_tokens: Make, which: str) -> None:
+    """Each side is a share of its own window of four slots, the last one short, before sides are joined."""
+    t = make_tokens(10, dtype=torch.float64)
+    got = cur_scores(t.keys, t.values, row_norms, which, local=4)
+    for h in range(2):
+        shares = []
+        for x in (t.keys, t.values):
+            raw = [float((r * r).sum()) for r in wide(x[h])]
+            parts = [raw[0:4], raw[4:8], raw[8:10]]
+            shares.append([r / sum(p) for p in parts for r in p])
+        k, v = shares
+        joined = {"key": k, "value": v, "product": [a * b for a, b in zip(k, v, strict=True)]}[which]
+        np.testing.assert_allclose(got[h].numpy(), np.array(joined) / sum(joined))
+
+
 def test_adacurdkv_ranks_heads_together(make_tokens: Make, bind: Bind) -> None:
     t = make_tokens(40, seed=2)
     t.values[0, 7] *= 30  # one heavy row: the rest of head 0 looks light beside it
