@@ -1,13 +1,7 @@
-"""Tools that judge acceptance rules: an exact integrator over noise, toy Markov models, broken rules.
-
-The integrator runs the real rule functions. Every draw and every coin comparison they make is a branch
-point with a known probability; all branches are visited, so the law of the outcome is exact in float64.
-"""
+"""Tools that judge acceptance rules: the integrator and imitations of the package, toy Markov models."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,60 +12,7 @@ from torch import Tensor
 
 from workbench.engine.draft_seams import DraftTree, Verdict
 from workbench.engine.sampling import row_paths
-from workbench.speculative import rules
-
-Rule = Callable[..., Verdict]  # (tree, p, sample, coin)
-
-
-class _Coin:
-    """A uniform number nobody looked at yet: comparing it is a choice with two outcomes."""
-
-    def __init__(self, trace: _Trace) -> None:
-        self._trace = trace
-
-    def __lt__(self, threshold: float) -> bool:
-        accept = min(1.0, max(0.0, threshold))
-        return self._trace.choose([1.0 - accept, accept]) == 1
-
-
-class _Trace:
-    """One branch: follows ``script``, then takes first choices and notes the others."""
-
-    def __init__(self, script: tuple[int, ...]) -> None:
-        self.taken: list[int] = []
-        self.weight = 1.0
-        self.others: list[tuple[int, ...]] = []
-        self._script = script
-
-    def choose(self, chances: list[float]) -> int:
-        at = len(self.taken)
-        if at < len(self._script):
-            choice = self._script[at]
-        else:
-            choice, *rest = (i for i, c in enumerate(chances) if c > 0)
-            self.others += [(*self.taken, other) for other in rest]
-        self.taken.append(choice)
-        self.weight *= chances[choice]
-        return choice
-
-    def sample(self, law: Tensor, depth: int) -> int:
-        chances = law.tolist()
-        assert min(chances) >= 0 and abs(sum(chances) - 1) < 1e-9, "a rule sampled from what is no law"
-        return self.choose(chances)
-
-    def coin(self, depth: int, i: int) -> Any:
-        return _Coin(self)
-
-
-def integrate(rule: Rule, tree: DraftTree, p: Tensor) -> list[tuple[Verdict, float]]:
-    """Every outcome of a rule on a draft, with its exact probability."""
-    out, todo = [], [()]
-    while todo:
-        trace = _Trace(todo.pop())
-        verdict = rule(tree, p, trace.sample, trace.coin)
-        out.append((verdict, trace.weight))
-        todo += trace.others
-    return out
+from workbench.speculative import exact_law, imitations
 
 
 def models(vocab: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -86,39 +27,16 @@ def models(vocab: int, seed: int) -> tuple[Tensor, Tensor]:
     return target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
 
 
-def rows(target: Tensor, tree: DraftTree, root: int = 0) -> Tensor:
-    """p [n + 1, V] of a Markov target after token ``root``."""
-    return target[[root, *tree.tokens]]
+def output_law(rule: Any, target: Tensor, drafts: Any, length: int, root: int = 0) -> Tensor:
+    """The package's integral, of a rule whose every path is checked to be a path of its tree."""
 
+    def checked(tree: DraftTree, p: Tensor, sample: Any, coin: Any) -> Verdict:
+        verdict = rule(tree, p, sample, coin)
+        said = tuple(tree.tokens[i] for i in verdict.path)
+        assert said == (row_paths(tree)[verdict.path[-1] + 1] if verdict.path else ())
+        return verdict
 
-def future(target: Tensor, last: int, length: int) -> Tensor:
-    """Joint law [V] * length of what follows ``last``."""
-    if length == 0:
-        return torch.ones((), dtype=torch.float64)
-    return torch.stack([target[last, t] * future(target, t, length - 1) for t in range(len(target))])
-
-
-def output_law(
-    rule: Rule, target: Tensor, drafts: Iterable[tuple[float, DraftTree]], length: int, root: int = 0
-) -> Tensor:
-    """Joint law [V] * length of one round followed by plain decoding; each draft has a probability."""
-    ahead = {(t, n): future(target, t, n) for t in range(len(target)) for n in range(length)}
-    law = torch.zeros((len(target),) * length, dtype=torch.float64)
-    for chance, tree in drafts:
-        for verdict, weight in integrate(rule, tree, rows(target, tree, root)):
-            out = (*(tree.tokens[i] for i in verdict.path), verdict.token)
-            assert out[:-1] == (row_paths(tree)[verdict.path[-1] + 1] if verdict.path else ())
-            law[out] += chance * weight * ahead[out[-1], length - len(out)]
-    return law
-
-
-def sampled_chains(draft: Tensor, k: int, root: int = 0) -> Iterable[tuple[float, DraftTree]]:
-    """Every chain of k tokens the drafter can sample, with its probability and its laws q."""
-    for tokens in itertools.product(range(len(draft)), repeat=k):
-        q = draft[[root, *tokens[:-1]]]
-        chance = float(torch.stack([q[i, t] for i, t in enumerate(tokens)]).prod())
-        if chance > 0:
-            yield chance, DraftTree.chain(tokens, "toy", q)
+    return exact_law.output_law(checked, target, drafts, length, root)
 
 
 def goodness(counts: Tensor, law: Tensor) -> float:
@@ -131,58 +49,6 @@ def goodness(counts: Tensor, law: Tensor) -> float:
     f_obs = torch.cat([seen[~small], seen[small].sum()[None]]) if pooled else seen[~small]
     f_exp = torch.cat([want[~small], want[small].sum()[None]]) if pooled else want[~small]
     return float(stats.chisquare(f_obs.numpy(), (f_exp * (f_obs.sum() / f_exp.sum())).numpy()).pvalue)
-
-
-# -- rules that are wrong, each in one way that was shipped somewhere ------------------------------
-
-
-def _chain(tree: DraftTree, p: Tensor, sample: Any, coin: Any, q: Tensor, rest: Any, bonus: Any) -> Verdict:
-    for i, x in enumerate(tree.tokens):
-        if not coin(i, 0) < float(p[i, x] / q[i, x]):
-            return Verdict(tuple(range(i)), sample(rest(p[i], q[i], x), i), True)
-    return Verdict(tuple(range(len(tree.tokens))), sample(bonus(p, q), len(tree.tokens)), False)
-
-
-def _residual(p: Tensor, q: Tensor, x: int) -> Tensor:
-    return rules.residual(p, q)
-
-
-def _p(p: Tensor, q: Tensor, x: int) -> Tensor:
-    return p
-
-
-def _without(p: Tensor, q: Tensor, x: int) -> Tensor:
-    left = p.index_fill(0, torch.tensor([x]), 0)
-    return left / left.sum()
-
-
-def _last_p(p: Tensor, q: Tensor) -> Tensor:
-    return p[-1]
-
-
-def resample_from_p(tree: DraftTree, p: Tensor, sample: Any, coin: Any) -> Verdict:
-    """(a) A rejection draws from p instead of the residual."""
-    return _chain(tree, p, sample, coin, tree.q, _p, _last_p)
-
-
-def bonus_from_q(tree: DraftTree, p: Tensor, sample: Any, coin: Any) -> Verdict:
-    """(b) The bonus token comes from the drafter."""
-    return _chain(tree, p, sample, coin, tree.q, _residual, lambda p, q: q[-1])
-
-
-def one_hot_residual(tree: DraftTree, p: Tensor, sample: Any, coin: Any) -> Verdict:
-    """(d) Ratio p/q, but the residual of a deterministic draft."""
-    return _chain(tree, p, sample, coin, tree.q, _without, _last_p)
-
-
-def no_renormalisation(tree: DraftTree, p: Tensor, sample: Any, coin: Any) -> Verdict:
-    """(e) Siblings of one node: the second is accepted with p(x) although the first was rejected."""
-    left = p[0].clone()
-    for i, x in enumerate(tree.tokens):
-        if coin(0, i) < float(p[0, x]):
-            return Verdict((i,), sample(p[i + 1], 1), False)
-        left[x] = 0
-    return Verdict((), sample(left / left.sum(), 0), True)
 
 
 def textbook_r3(tree: DraftTree, p: Tensor, sample: Any, coin: Any) -> Verdict:
@@ -198,7 +64,8 @@ def textbook_r3(tree: DraftTree, p: Tensor, sample: Any, coin: Any) -> Verdict:
                 hit = node
                 break
             if float(law[x]) > 0:
-                law = _without(law, law, x)
+                law = law.index_fill(0, torch.tensor([x]), 0)
+                law = law / law.sum()
         if hit is None:
             return Verdict(tuple(path), sample(law, len(path)), bool(children))
         path.append(hit)
@@ -209,8 +76,8 @@ def textbook_r3(tree: DraftTree, p: Tensor, sample: Any, coin: Any) -> Verdict:
 def toy() -> SimpleNamespace:
     """The integrator and the toy models."""
     return SimpleNamespace(
-        integrate=integrate, models=models, rows=rows, future=future, output_law=output_law,
-        sampled_chains=sampled_chains, goodness=goodness,
+        integrate=exact_law.outcomes, models=models, rows=exact_law.rows, future=exact_law.future,
+        output_law=output_law, sampled_chains=exact_law.sampled_chains, goodness=goodness,
     )  # fmt: skip
 
 
@@ -218,6 +85,7 @@ def toy() -> SimpleNamespace:
 def wrong() -> SimpleNamespace:
     """Negative controls, and the textbook form of R3."""
     return SimpleNamespace(
-        resample_from_p=resample_from_p, bonus_from_q=bonus_from_q, one_hot_residual=one_hot_residual,
-        no_renormalisation=no_renormalisation, textbook_r3=textbook_r3,
+        resample_from_p=imitations.resample_from_p, bonus_from_q=imitations.bonus_from_q,
+        one_hot_residual=imitations.one_hot_residual, no_renormalisation=imitations.no_renormalisation,
+        textbook_r3=textbook_r3,
     )  # fmt: skip

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from workbench.engine.draft_seams import DraftTree
-from workbench.speculative import rules, typical
+from workbench.spec.errors import InvariantError
+from workbench.speculative import exact_law, imitations, rules, typical
 from workbench.speculative.verify import ExactVerify
 
 TOL = 1e-12
@@ -24,8 +25,7 @@ def r3(tree, p, sample, coin):
     return rules.match(tree, p, sample)
 
 
-def distance(a, b):
-    return float((a - b).abs().sum()) / 2
+distance = exact_law.distance
 
 
 def random_tree(seed, vocab, depth):
@@ -111,15 +111,12 @@ def test_wrong_ratios_are_caught(toy):
     """(c) drawn from the filtered q, judged by the raw one; (d) an argmax draft judged by its soft law."""
     target, draft = toy.models(4, 1)
     want = toy.future(target, 0, 2)
-    top2 = draft.topk(2).values[:, -1:]
-    filtered = draft.where(draft >= top2, torch.tensor(0.0, dtype=draft.dtype))
-    filtered = filtered / filtered.sum(-1, keepdim=True)
-    raw = [
-        (float(filtered[0, t]), DraftTree.chain([t], "toy", draft[:1]))
-        for t in filtered[0].nonzero()[:, 0].tolist()
-    ]
+    raw = list(imitations.filtered_by_raw(draft, 1))
     assert distance(toy.output_law(r2, target, raw, 2), want) > 1e-2
-    honest = [(c, DraftTree.chain(t.tokens, "toy", filtered[:1])) for c, t in raw]
+    filtered = torch.zeros(4, dtype=torch.float64)
+    for chance, tree in raw:
+        filtered[tree.tokens[0]] = chance
+    honest = [(c, DraftTree.chain(t.tokens, "toy", filtered[None])) for c, t in raw]
     assert distance(toy.output_law(r2, target, honest, 2), want) < TOL
 
     best = int(draft[0].argmax())
@@ -130,11 +127,33 @@ def test_wrong_ratios_are_caught(toy):
 def test_dropping_a_drawn_token_by_its_confidence_is_caught(toy):
     """Under R2; matching does not care how the candidates were chosen."""
     target, draft = toy.models(4, 1)
-    want = toy.future(target, 0, 2)
-    drafts = [(c, t if float(t.q[0, t.tokens[0]]) > 0.3 else DraftTree((), (), "toy", t.q[:0]))
-              for c, t in toy.sampled_chains(draft, 1)]  # fmt: skip
-    assert distance(toy.output_law(r2, target, drafts, 2), want) > 1e-2
-    assert distance(toy.output_law(r3, target, drafts, 2), want) < TOL
+    want = toy.future(target, 0, 3)
+    drafts = list(imitations.dropped_if_unsure(draft, 2))
+    assert distance(toy.output_law(r2, target, drafts, 3), want) > 1e-2
+    assert distance(toy.output_law(r3, target, drafts, 3), want) < TOL
+
+
+def test_what_is_no_law_is_not_drawn_from(toy):
+    target, draft = toy.models(4, 1)
+
+    def halved(tree, p, sample, coin):
+        return r2(tree, p / 2, sample, coin)
+
+    with pytest.raises(InvariantError, match="adds up to"):
+        toy.output_law(halved, target, toy.sampled_chains(draft, 1), 2)
+
+
+def test_siblings_of_the_package_are_all_that_can_be_drawn(toy):
+    target, draft = toy.models(5, 3)
+    drafts = list(exact_law.sampled_siblings(draft, 3))
+    assert sum(chance for chance, _ in drafts) == pytest.approx(1, abs=TOL)
+    law = toy.output_law(ExactVerify("r6").sampled, target, drafts, 2)
+    assert distance(law, toy.future(target, 0, 2)) < TOL
+    (chain,) = exact_law.likeliest_chain(draft, 2)
+    first = int(draft[0].argmax())
+    assert chain[1].tokens == (first, int(draft[first].argmax())) and chain[1].q is None
+    alpha = float(torch.minimum(target[0], draft[0]).sum())
+    assert exact_law.mean_accepted(r2, target, exact_law.sampled_chains(draft, 1)) == pytest.approx(alpha)
 
 
 def test_missing_renormalisation_between_siblings_is_caught(toy, wrong):
