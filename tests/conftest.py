@@ -155,6 +155,12 @@ def scripted() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def random_heads() -> ModuleType:
+    """Draft heads with random weights, where their techniques look, and oracles of what they compute."""
+    return _by_path("random_heads")
+
+
+@pytest.fixture(scope="session")
 def scripted_selection() -> ModuleType:
     """A KV selector that does what it is told, and the definition it is judged by."""
     return _by_path("scripted_selection")

@@ -48,6 +48,8 @@ MODULES: dict[str, str] = {
     "draft_model": "workbench.speculative.draft_model",
     "medusa": "workbench.speculative.medusa",
     "mtp": "workbench.speculative.mtp",
+    "eagle": "workbench.speculative.eagle",
+    "eagle3": "workbench.speculative.eagle3",
     "verify": "workbench.speculative.verify",
     "typical": "workbench.speculative.typical",
     "goodput": "workbench.speculative.goodput",

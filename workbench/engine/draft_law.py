@@ -63,6 +63,23 @@ class RequestLaw:
         pairs = zip(tokens.tolist(), values.tolist(), strict=True)
         return [(token, value) for token, value in pairs if math.isfinite(value)]
 
+    def siblings(
+        self, logits: Tensor, path: Seq[int], k: int, *, ids: Tensor | None = None
+    ) -> tuple[list[int], Tensor] | None:
+        """``k`` draws without replacement, and the law [V]: the largest of log q plus Gumbel noise.
+
+        Kool et al., arXiv 1903.06059. None where the request's own mask fails.
+        """
+        seq = self._seq
+        try:
+            scored, ids = self._scored(logits, path, ids)
+            q = law(scored, seq.params)[0]
+        except Exception:
+            return None
+        q = q if ids is None else _spread(q, ids, self._vocab, 0.0)
+        noise = PositionNoise(seq.params.seed, seq.sample, len(seq.tokens))
+        return noise.drafts(q, len(path), k), q
+
     def _scored(self, logits: Tensor, path: Seq[int], ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Scores [1, n] of ``ids``, or of all where mask or penalties ask for each token's own place."""
         seq, masks = self._seq, None

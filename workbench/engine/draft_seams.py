@@ -80,6 +80,15 @@ class DraftLaw(Protocol):
         """The ``k`` likeliest tokens with the logarithms of their chances, likeliest first."""
         ...
 
+    def siblings(
+        self, logits: Tensor, path: Sequence[int], k: int, *, ids: Tensor | None = None
+    ) -> tuple[list[int], Tensor] | None:
+        """``k`` tokens drawn without replacement, in that order, and the law [V] of the first.
+
+        Fewer where the law has fewer; None where nothing can follow.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class DraftContext:

@@ -62,10 +62,21 @@ def sample(law: Tensor, key: Key) -> int:
     argmax(log p + g) is taken as argmax(p / E) with E = exp(-g) exponential: the same winner for half the
     logarithms. A token's noise depends on its id alone, so filters that remove others do not change it.
     """
+    return several(law, key, 1)[0]
+
+
+def several(law: Tensor, key: Key, k: int) -> list[int]:
+    """``k`` draws without replacement in order (the first as of :func:`sample`); fewer of a smaller law.
+
+    The k winners of the race are k draws one after the other (Kool et al., arXiv 1903.06059).
+    """
     p = law.detach().cpu().double().numpy()
     support = np.flatnonzero(p > 0)
     race = _exponential(uniforms(key, p.shape[0])[support])
-    return int(support[np.argmax(p[support] / race)])
+    scores = p[support] / race
+    if k == 1:
+        return [int(support[np.argmax(scores)])]
+    return [int(i) for i in support[np.argsort(-scores, kind="stable")[:k]]]
 
 
 def _exponential(u: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from workbench.engine.draft_seams import DraftTree
-from workbench.engine.noise import Key, Stream, sample, uniform
+from workbench.engine.noise import Key, Stream, sample, several, uniform
 from workbench.engine.seams import LogitsMask
 from workbench.spec.errors import MaskError
 
@@ -40,6 +40,10 @@ class PositionNoise:
     def draft(self, law: Tensor, depth: int) -> int:
         """What a drafter draws from its ``law`` [V] there: another stream than the target's."""
         return sample(law, self._key(depth, Stream.DRAFT))
+
+    def drafts(self, law: Tensor, depth: int, k: int) -> list[int]:
+        """``k`` such draws without replacement, in order; fewer where the law has fewer tokens."""
+        return several(law, self._key(depth, Stream.DRAFT), k)
 
     def _key(self, depth: int, stream: Stream) -> Key:
         return Key(self.seed, self.index, self.start + depth, stream)

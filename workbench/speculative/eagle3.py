@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from workbench.models.heads import HeadFile, find_head
 from workbench.models.weightset import Pack
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.feature_head import Drafts, FeatureHead, Net
+from workbench.speculative.growth import Dynamic
 from workbench.speculative.head_facts import drafted_ids, require_weights, shown_layers
 
 
@@ -122,7 +124,10 @@ def bind(config: Config, context: Any) -> FeatureHead:
     """The drafter; raises :class:`MissingHead` or :class:`HeadMismatch`."""
     head = find_head(context.model, "eagle3", context.fingerprint)
     features = shown_layers(head, 3, context.config.num_layers)
-    drafts = Drafts(config.depth, config.width, config.nodes, config.draws)
+    drafts = Drafts(config.depth, config.depth, config.draws)
+    if config.width > 1:
+        grow = partial(Dynamic, width=config.width, nodes=config.nodes)
+        drafts = Drafts(config.depth, config.nodes, grow=grow)
 
     def made(target: Decoder, pack: Pack) -> Net:
         return build(head, config.vocab, target, pack)

@@ -7,7 +7,6 @@ pages, so prefix hits, chunked prefill, copies and preemption hold for them as f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,12 +14,12 @@ import torch
 from torch import Tensor
 
 from workbench.engine.draft_seams import DraftContext, DraftTree
-from workbench.engine.feature_runner import Branch, FeatureRunner, Fed
+from workbench.engine.feature_runner import Branch, FeatureRunner
 from workbench.models.decoder import Decoder
 from workbench.models.feature_decoder import FeatureDecoder
 from workbench.models.weightset import Pack
 from workbench.spec.errors import InvariantError
-from workbench.speculative.dynamic_tree import GrowingTree
+from workbench.speculative.growth import Growth
 
 
 @dataclass(frozen=True)
@@ -37,18 +36,13 @@ class Net:
 
 @dataclass(frozen=True)
 class Drafts:
-    """How it drafts: ``depth`` tokens ahead; a chain, or with ``width`` > 1 a tree of ``nodes`` that expands
-    ``width`` nodes per level. ``draws``: whether chains are sampled above temperature 0."""
+    """How it drafts: ``depth`` tokens ahead, ``largest`` in all. ``grow`` starts the tree of one sequence;
+    None: a chain, which ``draws`` above temperature 0."""
 
     depth: int
-    width: int = 1
-    nodes: int = 0
+    largest: int
     draws: bool = True
-
-    @property
-    def largest(self) -> int:
-        """Most tokens per draft."""
-        return self.depth if self.width == 1 else self.nodes
+    grow: Callable[[DraftContext, Tensor | None], Growth] | None = None
 
 
 class FeatureHead:
@@ -96,7 +90,7 @@ class FeatureHead:
         asked = [i for i, c in enumerate(contexts) if c.room > 0 and c.law is not None]
         if asked:
             chosen = [contexts[i] for i in asked]
-            made = self._chains(chosen) if self.drafts.width == 1 else self._trees(chosen)
+            made = self._chains(chosen) if self.drafts.grow is None else self._trees(chosen, self.drafts.grow)
             for i, tree in zip(asked, made, strict=True):
                 out[i] = tree
         return out
@@ -136,9 +130,11 @@ class FeatureHead:
             laws.append(pick.q)
         return len(path) < min(self.drafts.depth, context.room)
 
-    def _trees(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
+    def _trees(
+        self, contexts: Sequence[DraftContext], grow: Callable[[DraftContext, Tensor | None], Growth]
+    ) -> list[DraftTree | None]:
         net, runner = self._parts()
-        growing = [_Growing(c, self.drafts, net.ids) for c in contexts]
+        growing = [grow(c, net.ids) for c in contexts]
         for g, answer in zip(growing, runner.catch_up([c.seq for c in contexts]), strict=True):
             g.answered(answer)
         for _ in range(1, self.drafts.depth):
@@ -163,45 +159,3 @@ class FeatureHead:
     def nbytes(self) -> int:
         """Bytes of the head beside its target, and of states it was shown; its KV counts with the pages."""
         return self._own + (self._runner.nbytes() if self._runner is not None else 0)
-
-
-class _Growing:
-    """One sequence's dynamic tree while its levels are fed. Every level feeds the expanded nodes before it
-    again: rows of a draft see committed tokens and rows of their own pass."""
-
-    def __init__(self, context: DraftContext, drafts: Drafts, ids: Tensor | None) -> None:
-        self.context, self.drafts, self.ids = context, drafts, ids
-        self.tree = GrowingTree()
-        self._after: dict[int, Tensor] = {}  # the state behind the row of a node, -1: the newest token
-        self._asked: list[int] = [-1]
-        self._newest: list[int] = []
-
-    def answered(self, fed: Fed) -> None:
-        """The rows of the nodes that were asked for: their children."""
-        law, self._newest = self.context.law, []
-        for node, logits, state in zip(self._asked, fed.logits, fed.states, strict=True):
-            self._after[node] = state
-            if law is not None:
-                path = self.tree.path(node)
-                best = law.top(logits, path, self.drafts.width, ids=self.ids)
-                self._newest += self.tree.add(node, best)
-
-    def expand(self) -> bool:
-        """Choose the nodes to expand; false where there are none, or no slots for their rows."""
-        room = min(self.context.room, self.drafts.nodes) - len(self.tree.expanded)
-        self._asked = self.tree.frontier(self._newest, min(self.drafts.width, max(room, 0)))
-        return bool(self._asked)
-
-    def branch(self) -> Branch:
-        """All expanded nodes, the newest asked for."""
-        tokens, parents = self.tree.fed()
-        states = tuple(self._after[self.tree.parents[n]] for n in self.tree.expanded)
-        return Branch(self.context.seq, tokens, states, parents, asked=len(self._asked))
-
-    def kept(self, name: str) -> DraftTree | None:
-        """The draft."""
-        tokens, parents, values = self.tree.kept(min(self.drafts.nodes, self.context.room))
-        if not tokens:
-            return None
-        chances = [math.exp(v - (values[p] if p >= 0 else 0.0)) for v, p in zip(values, parents, strict=True)]
-        return DraftTree(tokens, parents, name, confidence=tuple(chances))

@@ -1,0 +1,335 @@
+"""EAGLE heads: exact output whatever they draft, drafts of a float64 oracle, KV that follows the pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from workbench.engine.params import SamplingParams
+from workbench.engine.scheduler import Batch
+from workbench.engine.sequence import Request
+from workbench.spec.errors import PlanError
+from workbench.training.heads.capture import capture
+
+PAGE = 4
+TOKENS = 16
+CHAIN = "eagle3:depth=3,vocab=0"
+TREE = "eagle3:depth=3,width=4,nodes=14,vocab=0"
+CHAIN_1 = "eagle:tree=chain,depth=3,vocab=0"
+STATIC = "eagle:tree=static,vocab=0"
+DYNAMIC = "eagle:depth=3,width=4,nodes=14,vocab=0"
+CHAINS, TREES = (CHAIN, CHAIN_1), (TREE, STATIC, DYNAMIC)
+FEATURES = {"eagle3": [0, 1, 2], "eagle": [2]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory):
+    """A cache folder of the module's own, where its heads are."""
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("WORKBENCH_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def head(lab: ModuleType, random_heads: ModuleType, cache: Path):
+    """Puts random heads where the techniques look, and gives the oracle of one."""
+
+    def made(family: str = "llama", drafter: str = CHAIN):
+        source = lab.random_source(family)
+        oracles = {}
+        for kind, features in FEATURES.items():
+            tensors = getattr(random_heads, kind)(source.config)
+            random_heads.put(
+                cache, f"random-{family}", kind, source.fingerprint, tensors, features=features, layers=1
+            )
+            matrices = (source.tensor(f"model.{n}.weight") for n in ("embed_tokens", "norm"))
+            oracles[kind] = random_heads.Oracle(kind, source.config, tensors, *matrices)
+        return oracles[drafter.partition(":")[0]]
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def prompts(lab: ModuleType) -> list[list[int]]:
+    return lab.prompts_of(4, seed=2, low=5, high=40)
+
+
+def generate(lab: ModuleType, engine, prompts, **params):
+    settings = {"max_tokens": TOKENS, "ignore_eos": True, **params}
+    ran = lab.run_engine(engine, prompts, **settings)
+    engine.kv.check()
+    drafts = [d for s in ran.steps for d in s.drafts]
+    return [ran.ids(f"r{i}", s) for i in range(len(prompts)) for s in range(settings.get("n", 1))], drafts
+
+
+USES = [
+    (),
+    ("chunked_prefill:budget=16",),
+    ("prefix_cache",),
+    ("radix_cache",),
+    ("kv_int8",),
+    ("kv_fp4",),
+    ("goodput",),
+]
+
+
+@pytest.mark.parametrize("drafter", [*CHAINS, *TREES])
+@pytest.mark.parametrize("uses", USES, ids=str)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_output_is_the_targets(lab, head, prompts, uses, drafter, family):
+    head(family)
+    plain = [u for u in uses if u != "goodput"]
+    expected, _ = generate(lab, lab.make_engine("paged", *plain, page_size=PAGE, family=family), prompts)
+    engine = lab.make_engine("paged", drafter, *uses, page_size=PAGE, family=family)
+    for _ in range(2):  # the second time with whatever a prefix index kept
+        found, drafts = generate(lab, engine, prompts)
+        assert found == expected
+        if "goodput" in uses:
+            continue  # it soon finds that a random head is not worth its time
+        assert {d.rule for d in drafts} == {"r1"} and any(not d.accepted for d in drafts)
+        assert family == "gemma3" or drafter in CHAINS or any(d.accepted for d in drafts)
+
+
+def test_pages_that_are_coded_whole(lab, head, prompts):
+    head()
+    expected, _ = generate(lab, lab.make_engine("paged", "kivi:residual=32"), prompts)
+    for drafter in (*CHAINS, *TREES):
+        found, drafts = generate(lab, lab.make_engine("paged", "kivi:residual=32", drafter), prompts)
+        assert found == expected and drafts
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.6}, {"temperature": 1.2, "top_k": 7}], ids=str)
+def test_a_seeded_run_says_what_the_plain_run_says(lab, head, prompts, sampling):
+    head()
+    params = {"seed": 5, **sampling}
+    expected, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts, **params)
+    for drafter in (TREE, DYNAMIC, "eagle:tree=static,draws=false"):
+        found, drafts = generate(lab, lab.make_engine("paged", drafter, page_size=PAGE), prompts, **params)
+        assert found == expected and {d.rule for d in drafts} == {"r3"}
+    for drafter, rule in ((CHAIN, "r2"), (CHAIN_1, "r2"), (STATIC, "r6")):
+        matched = lab.make_engine("paged", drafter, "verify:rule=r4", page_size=PAGE)
+        assert generate(lab, matched, prompts, **params)[0] == expected
+        _, drafts = generate(lab, lab.make_engine("paged", drafter, page_size=PAGE), prompts, **params)
+        assert rule in {d.rule for d in drafts} <= {rule, "r2"}  # r2: where no sibling was possible
+
+
+def states_of(oracle, engine, ids):
+    """What the head reads at each position: the states of the positions before, of committed tokens."""
+    layers = FEATURES[oracle.kind]
+    (streams,) = capture(engine.executor.decoder, engine.executor.op, [ids], layers)
+    states = oracle.fused(streams)[:-1]  # the newest token's own is not known yet
+    return torch.cat((torch.zeros_like(states[:1]), states))
+
+
+def oracle_chain(oracle, engine, ids, depth):
+    """What the head drafts greedily behind ``ids``, every row computed anew."""
+    states = states_of(oracle, engine, ids)
+    out: list[int] = []
+    for _ in range(depth):
+        n = len(ids) + len(out)
+        behind = oracle.run([*ids, *out], states, [list(range(i + 1)) for i in range(n)], list(range(n)))
+        out.append(int(oracle.logits(behind[-1:]).argmax()))
+        states = torch.cat((states, behind[-1:]))
+    return out
+
+
+@pytest.mark.parametrize("budget", [0, 3, 16])
+@pytest.mark.parametrize("drafter", CHAINS)
+def test_a_chain_is_the_oracles_whatever_the_chunks(lab, head, prompts, drafter, budget):
+    """Position by position: true states of committed tokens, its own of drafted ones."""
+    oracle = head("llama", drafter)
+    chunks = [f"chunked_prefill:budget={budget}"] if budget else []
+    engine = lab.make_engine("paged", drafter, *chunks, page_size=PAGE)
+    fresh = lab.make_engine("paged", page_size=PAGE)
+    for prompt in prompts[:3]:
+        ran = lab.run_engine(engine, [prompt], max_tokens=8, ignore_eos=True)
+        ids = [*prompt, *ran.ids("r0")]
+        known = len(prompt)
+        for step in ran.steps:
+            for d in step.drafts:
+                assert list(d.tokens) == oracle_chain(oracle, fresh, ids[:known], len(d.tokens))
+            known += sum(len(e.tokens) for e in ran.events if e.step == step.step)
+
+
+def oracle_tree(oracle, engine, ids, depth, width, nodes):
+    """EAGLE-2's tree by brute force: every node's row computed alone behind its whole path."""
+    states = states_of(oracle, engine, ids)
+
+    def behind(path):
+        own = states
+        for j in range(len(path) + 1):
+            n = len(ids) + j
+            out = oracle.run([*ids, *path[:j]], own, [list(range(i + 1)) for i in range(n)], list(range(n)))
+            own = torch.cat((own, out[-1:]))
+        chances = oracle.logits(out[-1:])[0].log_softmax(-1)
+        return [(int(t), float(v)) for v, t in zip(*chances.topk(width), strict=True)]
+
+    made, frontier, expanded = [], [((), 0.0)], 0
+    for level in range(depth):
+        new = []
+        for path, value in frontier:
+            new += [((*path, t), value + v) for t, v in behind(path)]
+        made += new
+        room = nodes - expanded
+        frontier = sorted(new, key=lambda x: -x[1])[: min(width, room)] if level + 1 < depth else []
+        expanded += len(frontier)
+    return {path for path, _ in sorted(made, key=lambda x: -x[1])[:nodes]}
+
+
+@pytest.mark.parametrize("drafter", [TREE, DYNAMIC])
+def test_a_tree_is_the_one_that_brute_force_grows(lab, head, prompts, drafter):
+    oracle = head("llama", drafter)
+    engine = lab.make_engine("paged", drafter, page_size=PAGE)
+    fresh = lab.make_engine("paged", page_size=PAGE)
+    prompt = prompts[1]
+    ran = lab.run_engine(engine, [prompt], max_tokens=24, ignore_eos=True)
+    ids, known, seen = [*prompt, *ran.ids("r0")], len(prompt), 0
+    for step in ran.steps:
+        for d in step.drafts:
+            if len(d.tokens) < 14:
+                continue  # near the end there is less room
+            paths: list[tuple[int, ...]] = []
+            for token, parent in zip(d.tokens, d.parents, strict=True):
+                paths.append((*(paths[parent] if parent >= 0 else ()), token))
+            assert set(paths) == oracle_tree(oracle, fresh, ids[:known], 3, 4, 14)
+            seen += 1
+        known += sum(len(e.tokens) for e in ran.events if e.step == step.step)
+    assert seen > 3
+
+
+def drafter_rows(engine, seq):
+    """K of the drafter's layer for the tokens whose rows it holds for good."""
+    store, table = engine.kv.stores[0], seq.tables[0]
+    layer = engine.executor.decoder.config.num_layers
+    slots = torch.tensor([table[i // PAGE] * PAGE + i % PAGE for i in range(seq.drafted)])
+    k = store.planes["k"][layer]  # [pages, Hkv, P, D]
+    return k.transpose(1, 2).flatten(0, 1)[slots]
+
+
+@pytest.mark.parametrize("drafter", [*CHAINS, *TREES])
+def test_kv_after_every_round_is_that_of_a_fresh_pass(lab, head, prompts, drafter):
+    """Gate G6: no row of a draft stays, accepted or not; accepted tokens are fed again with true states."""
+    head()
+    plainer = CHAIN_1 if drafter.startswith("eagle:") else CHAIN
+    engine = lab.make_engine("paged", drafter, page_size=PAGE)
+    for name, prompt in enumerate(prompts[:2]):
+        engine.add(Request(f"a{name}", tuple(prompt), SamplingParams(max_tokens=20, ignore_eos=True)))
+    checked = 0
+    while engine.has_work:
+        engine.step()
+        for name in list(engine.alive()):
+            (seq,) = engine.sequences(name)
+            if seq.n_generated < 2 or not seq.drafted:
+                continue
+            other = lab.make_engine("paged", plainer, page_size=PAGE)
+            other.add(Request("b", tuple(seq.tokens), SamplingParams(max_tokens=12, ignore_eos=True)))
+            other.step(), other.step()
+            (fresh,) = other.sequences("b")
+            n = min(seq.drafted, fresh.drafted)
+            assert n >= len(seq.tokens) - 5
+            assert torch.equal(drafter_rows(engine, seq)[:n], drafter_rows(other, fresh)[:n])
+            checked += 1
+    assert checked > 4
+
+
+def test_a_prefix_that_an_index_gave_brings_the_drafters_rows(lab, head, prompts):
+    head()
+    engine = lab.make_engine("paged", CHAIN, "prefix_cache", page_size=PAGE)
+    prompt = prompts[0][:]
+    first, cold = generate(lab, engine, [prompt])
+    again, warm = generate(lab, engine, [prompt])
+    assert again == first
+    # One state is missing behind a cached prefix; the drafts that do not read it are the same.
+    same = sum(a.tokens == b.tokens for a, b in zip(cold, warm, strict=False))
+    assert same >= len(cold) // 2
+
+
+def test_samples_preemption_and_odd_room(lab, head, prompts):
+    head()
+    plain, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts)
+    for drafter in (*CHAINS, *TREES):
+        engine = lab.make_engine("paged", drafter, page_size=PAGE)
+        step = engine.step
+
+        def stepping(engine=engine, step=step):
+            if engine.steps in (3, 6, 7) and engine.scheduler.running:
+                victim = engine.scheduler.running[-1]
+                engine.scheduler.preempt(victim, Batch())
+                engine.drafting.forget(victim)
+            return step()
+
+        engine.step = stepping
+        assert generate(lab, engine, prompts)[0] == plain
+        engine.step = step
+        sampled = {"n": 3, "temperature": 1.0, "seed": 3}
+        expected, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts[:1], **sampled)
+        matched = lab.make_engine("paged", drafter, "verify:rule=r4", page_size=PAGE)
+        assert generate(lab, matched, prompts[:1], **sampled)[0] == expected
+        for max_tokens in (1, 2, 3, 5):
+            wanted, _ = generate(
+                lab, lab.make_engine("paged", page_size=PAGE), prompts, max_tokens=max_tokens
+            )
+            assert generate(lab, engine, prompts, max_tokens=max_tokens)[0] == wanted
+        assert not engine.drafting.runner._shown and not engine.drafting.runner._fed
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 9, 40])
+def test_fewer_tokens_to_draft_from(lab, head, prompts, vocab):
+    oracle = head()
+    allowed = set(oracle.t["ids"][:vocab].tolist())
+    expected, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts)
+    for form in ("depth=3", "depth=3,width=4,nodes=14"):
+        engine = lab.make_engine("paged", f"eagle3:{form},vocab={vocab}", page_size=PAGE)
+        found, drafts = generate(lab, engine, prompts)
+        assert found == expected and drafts
+        drafts += generate(lab, engine, prompts, temperature=1.0, seed=1)[1]
+        drafts += generate(lab, engine, prompts, repetition_penalty=1.3)[1]
+        assert all(t in allowed for d in drafts for t in d.tokens)
+
+
+def test_a_head_that_does_not_fit_is_refused(lab, head, random_heads, cache, prompts):
+    head()
+    source = lab.random_source("llama")
+    tensors = random_heads.eagle3(source.config)
+    for change, told in (
+        ({"fuse.weight": torch.zeros(64, 100)}, "fuse.weight of the head"),
+        ({"layers.0.mlp.up_proj.weight": torch.zeros(3, 3)}, "up_proj.weight of the head"),
+        ({"norm.weight": torch.full((64,), float("nan"))}, "not finite"),
+        ({"ids": torch.tensor([70], dtype=torch.int32)}, "tokens that the model has not"),
+    ):
+        random_heads.put(
+            cache,
+            "random-llama",
+            "eagle3",
+            source.fingerprint,
+            {**tensors, **change},
+            features=FEATURES["eagle3"],
+        )
+        with pytest.raises(Exception, match=told) as caught:
+            lab.make_engine("paged", "eagle3:vocab=1", page_size=PAGE)
+        assert caught.type.__name__ == "HeadMismatch"
+    for features in ([0, 1], [0, 1, 9], "x", None):
+        random_heads.put(cache, "random-llama", "eagle3", source.fingerprint, tensors, features=features)
+        with pytest.raises(PlanError, match="reads the layers"):
+            lab.make_engine("paged", "eagle3", page_size=PAGE)
+    head()
+
+
+def test_the_static_tree_is_eagles(lab, head, prompts):
+    """25 nodes, 4 8 8 3 2 per level, the likelier branches deeper; siblings by likelihood."""
+    head()
+    engine = lab.make_engine("paged", STATIC, page_size=PAGE)
+    _, drafts = generate(lab, engine, prompts[:1], max_tokens=40)
+    whole = [d for d in drafts if len(d.tokens) == 25]
+    assert whole
+    for d in whole:
+        depths: list[int] = []
+        for parent in d.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        assert [depths.count(n) for n in range(1, 6)] == [4, 8, 8, 3, 2]
+        siblings = [[c for c, q in zip(d.chances, d.parents, strict=True) if q == p] for p in set(d.parents)]
+        assert all(chances == sorted(chances, reverse=True) for chances in siblings)
