@@ -11,6 +11,7 @@ import importlib
 from typing import Any
 
 _WHERE = {
+    "law_of_rules": "rule_law",
     "read_rounds": "draft_tree",
 }
 
