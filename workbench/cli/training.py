@@ -27,6 +27,11 @@ class HeadName(StrEnum):
     """Heads that can be trained."""
 
     medusa = "medusa"
+    eagle3 = "eagle3"
+    eagle = "eagle"
+
+
+EAGLE_RATE, MEDUSA_RATE = 2e-3, 3e-3
 
 
 class LossOption(StrEnum):
@@ -38,7 +43,7 @@ class LossOption(StrEnum):
 
 
 def train(
-    head: Annotated[HeadName, typer.Argument(metavar="WHAT", help="The head: medusa.")],
+    head: Annotated[HeadName, typer.Argument(metavar="WHAT", help="The head: medusa, eagle3 or eagle.")],
     target: Annotated[
         str,
         typer.Option("--target", "--model", "-m", help="The model it will draft for: a name or a folder."),
@@ -56,8 +61,20 @@ def train(
     batch: Annotated[
         int, typer.Option(min=1, max=256, help="Conversations per step.", rich_help_panel=_TRAINING)
     ] = 8,
-    lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=_TRAINING)] = 3e-3,
-    heads: Annotated[int, typer.Option(min=1, max=8, help="Heads.", rich_help_panel=_TRAINING)] = 4,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            help=f"Learning rate; when not given, {MEDUSA_RATE:g}, for EAGLE {EAGLE_RATE:g}.",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None,
+    heads: Annotated[int, typer.Option(min=1, max=8, help="medusa: heads.", rich_help_panel=_TRAINING)] = 4,
+    unroll: Annotated[
+        int,
+        typer.Option(
+            min=1, max=7, help="eagle3: steps that it drafts on from itself.", rich_help_panel=_TRAINING
+        ),
+    ] = 3,
     vocab: Annotated[
         int, typer.Option(min=16, help="Most frequent tokens the loss is over.", rich_help_panel=_TRAINING)
     ] = 4096,
@@ -69,6 +86,10 @@ def train(
         ),
     ] = LossOption.kl,
     seed: o.Seed = 0,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="EAGLE: the file of a head to go on from.", rich_help_panel=_TRAINING),
+    ] = None,
     to: Annotated[
         Path | None, typer.Option("--out", "-o", help="A folder of heads that gets a copy, e.g. data/heads.")
     ] = None,
@@ -83,27 +104,31 @@ def train(
     o.set_threads(threads)
     if background:
         _step_aside()
+    from workbench.training.heads.eagle import EagleShape
     from workbench.training.heads.medusa import Shape
     from workbench.training.heads.optimise import Schedule
+    from workbench.training.heads.run import summary
     from workbench.training.heads.shards import DataSettings
     from workbench.training.heads.target import open_target
-    from workbench.training.heads.train import summary, train_medusa
+    from workbench.training.heads.train import train_medusa
+    from workbench.training.heads.train_eagle import train_eagle
 
     if threads is not None:
         import torch
 
         torch.set_num_threads(threads)
     with Meter(f"training {head.value}") as meter, interruptible() as cancel:
-        made = train_medusa(
-            target,
-            DataSettings(tokens=tokens, questions=questions),
-            Shape(heads=heads, vocab=vocab, loss=loss.value),
-            Schedule(steps=steps, batch=batch, lr=lr, seed=seed),
-            out=to,
-            target=open_target(target, dtype=dtype.value, cancel=cancel.is_set),
-            progress=meter,
-            cancel=cancel.is_set,
-        )
+        data = DataSettings(tokens=tokens, questions=questions)
+        rate = lr if lr is not None else MEDUSA_RATE if head is HeadName.medusa else EAGLE_RATE
+        schedule = Schedule(steps=steps, batch=batch, lr=rate, seed=seed)
+        opened = open_target(target, dtype=dtype.value, cancel=cancel.is_set)
+        common: Any = {"out": to, "target": opened, "progress": meter, "cancel": cancel.is_set}
+        if head is HeadName.medusa:
+            heads_shape = Shape(heads=heads, vocab=vocab, loss=loss.value)
+            made = train_medusa(target, data, heads_shape, schedule, **common)
+        else:
+            shape = EagleShape(steps=unroll, vocab=vocab, loss=loss.value)
+            made = train_eagle(head.value, target, data, shape, schedule, start=start, **common)
     if json:
         print_json(summary(made))
     else:
@@ -120,12 +145,18 @@ def _show(head: HeadFile) -> None:
     from rich.table import Table
 
     facts: dict[str, Any] = dict(head.facts)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("head", "right", "among 2", "among 5", "among 10"):
-        table.add_column(column)
     held = facts["held_out"]
-    for k in range(facts["heads"]):
-        table.add_row(str(k + 1), *(f"{held[n][k]:.3f}" for n in ("top1", "top2", "top5", "top10")))
+    if head.kind == "medusa":
+        columns = {"right": "top1", "among 2": "top2", "among 5": "top5", "among 10": "top10"}
+        first = "head"
+    else:
+        columns = {"right": "full", "right if those before were": "conditional", "overlap": "alpha"}
+        first = "drafted token"
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (first, *columns):
+        table.add_column(column)
+    for k in range(len(held[next(iter(columns.values()))])):
+        table.add_row(str(k + 1), *(f"{held[n][k]:.3f}" for n in columns.values()))
     out().print(table)
     for name, run in facts.get("engine", {}).items():
         tau = run["tau"]

@@ -7,6 +7,7 @@ more often, and nobody would know why.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,17 @@ class HeadFile:
     kind: str
     fingerprint: str
     facts: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Names the file by its contents. Raises :class:`HeadMismatch` for one that cannot be read."""
+        try:
+            with self.path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise HeadMismatch(
+                f"The head {self.path} cannot be read: {error}.", hint="Train it again."
+            ) from None
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors. Raises :class:`HeadMismatch` for a file that cannot be read or holds no numbers."""

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.models.decoder import Decoder
 from workbench.spec.errors import Cancelled, StorageError
 from workbench.training.errors import TrainingError
 from workbench.training.heads.capture import capture
@@ -82,11 +83,34 @@ def test_shards_go_on_where_they_stopped(target, tmp_path):
 def test_a_damaged_shard_is_made_again(target, tmp_path):
     shards = Shards(target, SMALL, tmp_path)
     whole = shards.conversations()
-    stream = shards.features(0, whole[0], 2)
+    layers = (0, 2)
+    streams = [s.clone() for s in shards.streams(0, whole[0], layers)]  # not the file, which is damaged now
+    best = shards.best(0, whole[0], streams[-1])
     for path in sorted(tmp_path.glob("*.safetensors")):
         path.write_bytes(path.read_bytes()[:100])
     assert shards.conversations() == whole
-    assert torch.equal(shards.features(0, whole[0], 2), stream)
+    again = shards.streams(0, whole[0], layers)
+    assert all(torch.equal(a, b) for a, b in zip(again, streams, strict=True))
+    assert torch.equal(shards.best(0, whole[0], again[-1]), best)
+
+
+def test_every_token_has_its_streams_and_what_the_model_says_next(target, tmp_path):
+    """Layers asked for later are the same; where a token was drawn, the likeliest is the model's own."""
+    shards = Shards(target, SMALL, tmp_path)
+    (shard, *_) = shards.conversations()
+    both = shards.streams(0, shard, (0, 2))
+    assert torch.equal(Shards(target, SMALL, tmp_path).streams(0, shard, (1, 2))[1], both[1])
+    assert all(s.shape[0] == sum(len(c.ids) for c in shard) and s.dtype == torch.bfloat16 for s in both)
+    best = torch.split(shards.best(0, shard, both[1]), [len(c.ids) for c in shard])
+    for c, likeliest, stream in zip(
+        shard, best, torch.split(both[1], [len(c.ids) for c in shard]), strict=True
+    ):
+        assert (likeliest[: c.answer] == -1).all()
+        if c.greedy:
+            assert likeliest[c.answer : -1].tolist() == list(c.ids[c.answer + 1 :])
+        else:
+            logits = target.decoder.logits(target.decoder.final_norm(stream[c.answer :].float()))
+            assert torch.equal(likeliest[c.answer :].long(), logits.argmax(-1))
 
 
 def test_other_settings_and_weights_are_other_shards(target, model_folder):
@@ -113,7 +137,7 @@ def test_a_full_disk_says_so(target, tmp_path):
 
 def test_targets_end_with_their_conversation():
     made = [
-        Rows.of(Conversation((9, 9, *answer), 2, True), torch.zeros(4, 2))
+        Rows.of(Conversation((9, 9, *answer), 2, True), torch.zeros(5, 2))
         for answer in ([1, 2, 3], [4, 5, 6])
     ]
     assert targets(made, 2).tolist() == [
@@ -129,9 +153,9 @@ def test_targets_end_with_their_conversation():
 
 
 def test_frequent_tokens_come_first():
-    rows = [Rows.of(Conversation((0, *ids), 1, True), torch.zeros(1, 1)) for ids in ([5, 5, 2], [2, 5, 7])]
-    assert frequent(rows, 10, 8).tolist() == [5, 2, 7]
-    assert frequent(rows, 10, 2).tolist() == [5, 2]
+    made = [Conversation((0, *ids), 1, True) for ids in ([5, 5, 2], [2, 5, 7])]
+    assert frequent(made, 10, 8).tolist() == [5, 2, 7]
+    assert frequent(made, 10, 2).tolist() == [5, 2]
 
 
 def test_no_prompt_is_trained_on_and_held_out(target, tmp_path, monkeypatch):
@@ -139,9 +163,9 @@ def test_no_prompt_is_trained_on_and_held_out(target, tmp_path, monkeypatch):
     made = shards.conversations()
     monkeypatch.setattr(shards, "conversations", lambda *_: [made[0], [*made[1], made[0][0]]])
     monkeypatch.setattr(
-        shards, "features", lambda n, shard, *_: torch.zeros(sum(len(c.ids) - c.answer + 1 for c in shard), 2)
+        shards, "streams", lambda n, shard, *_: [torch.zeros(sum(len(c.ids) for c in shard), 2)]
     )
-    trained, held = load(shards, 2)
+    trained, held = load(shards, (2,))
     assert len(held) == len(made[0]) and len(trained) == len(made[1])
 
 
@@ -158,10 +182,18 @@ def test_a_model_that_says_nothing_is_not_asked_for_ever(target, tmp_path, monke
         Shards(target, SMALL, tmp_path / "a").conversations()
 
 
+def test_a_model_whose_logits_are_no_numbers_is_named_at_once(target, tmp_path, monkeypatch):
+    logits = Decoder.logits
+    monkeypatch.setattr(Decoder, "logits", lambda *args, **more: logits(*args, **more) * float("nan"))
+    with pytest.raises(TrainingError, match="logits are not finite") as raised:
+        Shards(target, SMALL, tmp_path).conversations()
+    assert "weights" in raised.value.hint
+
+
 def test_a_shard_without_an_answer_is_passed_over(target, tmp_path, monkeypatch):
     talk = Conversation((3, 4, 5, *range(6, 20)), 3, True)
     other = Conversation((3, 9, 5, *range(6, 20)), 3, True)
     made = iter([[talk], [], [other] * 8])
     monkeypatch.setattr("workbench.training.heads.shards.converse", lambda *args: next(made))
-    trained, held = load(Shards(target, SMALL, tmp_path / "a"), 1)
+    trained, held = load(Shards(target, SMALL, tmp_path / "a"), (1,))
     assert (len(held), len(trained)) == (1, 8)

@@ -22,8 +22,9 @@ from workbench.training.heads.losses import LATE, cross_entropy, divergence, los
 from workbench.training.heads.medusa import MedusaHeads, Shape
 from workbench.training.heads.optimise import Schedule, optimise
 from workbench.training.heads.rows import Rows
+from workbench.training.heads.run import summary
 from workbench.training.heads.shards import DataSettings
-from workbench.training.heads.train import summary, train_medusa
+from workbench.training.heads.train import train_medusa
 
 SHAPE = Shape(heads=2, rank=4)
 DATA = DataSettings(tokens=60, questions=4, making=Making(question=8, answer=16))

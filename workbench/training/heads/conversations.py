@@ -8,7 +8,7 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.engine.engine import Engine
@@ -105,8 +105,12 @@ def continuations(
     params: Sequence[SamplingParams],
     cancel: Cancel | None = None,
 ) -> list[list[int]]:
-    """What an engine says behind each prompt, its end token included; ``Cancelled`` leaves it empty."""
+    """What an engine says behind each prompt, its end token included; ``Cancelled`` leaves it empty.
+
+    Raises :class:`TrainingError` when not one prompt could be continued, with what stood against the first.
+    """
     out: dict[str, list[int]] = {}
+    failed: dict[str, Mapping[str, str]] = {}
     for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
         engine.add(Request(f"c{i}", tuple(prompt), p))
         out[f"c{i}"] = []
@@ -115,6 +119,14 @@ def continuations(
             check_cancel(cancel, "Making conversations")
             for event in engine.step()[1]:
                 out[event.request_id].extend(t.id for t in event.tokens)
+                if event.error is not None:
+                    failed[event.request_id] = event.error
     finally:
         engine.reset()
+    if failed and len(failed) == len(out):
+        first = next(iter(failed.values()))
+        raise TrainingError(
+            f"Nothing can be learnt from this model: {first.get('message', '')}",
+            hint="Check its weights: `workbench run` on it fails in the same way.",
+        )
     return list(out.values())

@@ -35,7 +35,7 @@ class Schedule:
     decay: float = 0.01
     clip: float = 0.5
     seed: int = 0
-    save_every: int = 100
+    save_every: int = 50
     look_every: int = 50
 
     def __post_init__(self) -> None:

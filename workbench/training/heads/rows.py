@@ -7,7 +7,7 @@ row counts: a first draft comes right behind the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +29,8 @@ class Rows:
 
     @classmethod
     def of(cls, conversation: Conversation, stream: Tensor) -> Rows:
-        """From the stream at the prompt's last token and at the answer."""
+        """From the stream at all tokens of a conversation, of which the prompt's last and the answer stay."""
+        stream = stream[conversation.answer - 1 :]
         answer = conversation.ids[conversation.answer :]
         return cls(conversation, stream, torch.tensor([*answer, -1]))
 
@@ -44,35 +45,57 @@ def targets(batch: Sequence[Rows], heads: int) -> Tensor:
     return torch.cat(columns)
 
 
-def frequent(rows: Sequence[Rows], vocab: int, most: int) -> Tensor:
+def frequent(conversations: Iterable[Conversation], vocab: int, most: int) -> Tensor:
     """Ids int32 [n] of the tokens that the model said, the most frequent first, at most ``most``."""
-    said = torch.cat([r.following for r in rows])
-    counts = torch.bincount(said[said >= 0], minlength=vocab)
+    said = torch.tensor([i for c in conversations for i in c.ids[c.answer :]])
+    counts = torch.bincount(said, minlength=vocab)
     order = counts.argsort(descending=True, stable=True)
     return order[: min(most, int((counts > 0).sum()))].to(torch.int32)
 
 
-def load(
-    shards: Shards, layer: int, progress: Progress | None = None, cancel: Cancel | None = None
-) -> tuple[list[Rows], list[Rows]]:
-    """Rows to train on and rows held out, made where they are not on disk; no prompt is in both.
+@dataclass(frozen=True)
+class Shown:
+    """One conversation as a model saw it: ``streams``, each [n, H] bfloat16, at all of its tokens.
 
-    Raises :class:`TrainingError` when the model says nothing that can be learnt from, and what
-    :meth:`Shards.conversations` raises.
+    ``best`` int32 [n], where it was asked for: the model's likeliest next token (-1 within the prompt).
     """
-    made = shards.conversations(part(progress, 0.0, 0.8), cancel)
-    trained: list[Rows] = []
-    held: list[Rows] = []
+
+    conversation: Conversation
+    streams: tuple[Tensor, ...]
+    best: Tensor | None = None
+
+
+def load(
+    shards: Shards,
+    layers: Sequence[int],
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+    *,
+    best: bool = False,
+) -> tuple[list[Shown], list[Shown]]:
+    """What to train on and what is held out, made where it is not on disk; no prompt is in both.
+
+    ``best`` wants the last of ``layers`` to be what leaves the last one. Raises :class:`TrainingError` when
+    the model says nothing that can be learnt from, and what :meth:`Shards.conversations` raises.
+    """
+    made = shards.conversations(part(progress, 0.0, 0.6), cancel)
+    trained: list[Shown] = []
+    held: list[Shown] = []
     for number, shard in enumerate(made):
         if not shard:
             continue  # none of its answers was long enough
-        share = part(progress, 0.8 + 0.2 * number / len(made), 0.8 + 0.2 * (number + 1) / len(made))
-        stream = shards.features(number, shard, layer, share, cancel)
-        pieces = torch.split(stream, [len(c.ids) - c.answer + 1 for c in shard])
-        rows = [Rows.of(c, piece) for c, piece in zip(shard, pieces, strict=True)]
-        (held if number < HELD_OUT else trained).extend(rows)
-    secret = {r.conversation.prompt for r in held}
-    trained = [r for r in trained if r.conversation.prompt not in secret]
+        share = part(progress, 0.6 + 0.4 * number / len(made), 0.6 + 0.4 * (number + 1) / len(made))
+        streams = shards.streams(number, shard, layers, share, cancel)
+        lengths = [len(c.ids) for c in shard]
+        likeliest = torch.split(shards.best(number, shard, streams[-1]), lengths) if best else None
+        split = zip(*(torch.split(stream, lengths) for stream in streams), strict=True)
+        shown = [
+            Shown(c, pieces, None if likeliest is None else likeliest[i])
+            for i, (c, pieces) in enumerate(zip(shard, split, strict=True))
+        ]
+        (held if number < HELD_OUT else trained).extend(shown)
+    secret = {s.conversation.prompt for s in held}
+    trained = [s for s in trained if s.conversation.prompt not in secret]
     if not trained or not held:
         raise TrainingError(
             "The model made no conversation that a head could learn from.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -84,30 +84,59 @@ class Shards:
             report(progress, tokens / self.settings.tokens, f"{tokens:,} tokens made")
         return out
 
-    def features(
+    def streams(
         self,
         number: int,
         conversations: list[Conversation],
-        layer: int,
+        layers: Sequence[int],
         progress: Progress | None = None,
         cancel: Cancel | None = None,
-    ) -> Tensor:
-        """bfloat16 [rows, H]: the stream of ``layer`` at the last token of each prompt and at its answer."""
-        name = f"features-{layer}-{number:05}"
+    ) -> list[Tensor]:
+        """bfloat16 [rows, H] for each of ``layers``: its stream at every token of every conversation.
+
+        Each layer has a file of its own, mapped and not read; those that lack one are captured together.
+        """
+        rows = sum(len(c.ids) for c in conversations)
+        names = {layer: f"stream-{layer}-{number:05}" for layer in layers}
+        missing = [layer for layer in names if self._stream(names[layer], rows) is None]
+        if missing:
+            texts = [c.ids for c in conversations]
+            pieces: dict[int, list[Tensor]] = {layer: [] for layer in missing}
+            shown = capture(self.target.decoder, self.target.attention(), texts, missing)
+            for n, streams in enumerate(shown):
+                check_cancel(cancel, "Capturing hidden states")
+                for layer, stream in zip(missing, streams, strict=True):
+                    pieces[layer].append(stream.to(torch.bfloat16).clone())
+                report(progress, (n + 1) / len(texts), f"hidden states of shard {number}")
+            for layer in missing:
+                self._write(names[layer], {"stream": torch.cat(pieces[layer])})
+        found = [self._stream(names[layer], rows) for layer in layers]
+        return [stream for stream in found if stream is not None]
+
+    def _stream(self, name: str, rows: int) -> Tensor | None:
         found = _read(self.folder / f"{name}.safetensors")
-        rows = sum(len(c.ids) - c.answer + 1 for c in conversations)
-        if found is not None and found.get("stream", torch.empty(0)).shape[:1] == (rows,):
-            return found["stream"]
-        pieces: list[Tensor] = []
-        texts = [c.ids for c in conversations]
-        streams = capture(self.target.decoder, self.target.attention(), texts, (layer,))
-        for c, (stream,) in zip(conversations, streams, strict=True):
-            check_cancel(cancel, "Capturing hidden states")
-            pieces.append(stream[c.answer - 1 :].to(torch.bfloat16))
-            report(progress, len(pieces) / len(texts), f"hidden states of shard {number}")
-        made = torch.cat(pieces).clone()
-        self._write(name, {"stream": made})
-        return made
+        stream = None if found is None else found.get("stream")
+        return stream if stream is not None and stream.shape[:1] == (rows,) else None
+
+    def best(self, number: int, conversations: list[Conversation], stream: Tensor) -> Tensor:
+        """int32 [rows]: the model's likeliest token behind each token of the answers, -1 behind others.
+
+        Greedy answers say it themselves, but for what follows their last token; where another was drawn it is
+        worked out from ``stream``, which is what leaves the last layer.
+        """
+        name = f"best-{number:05}"
+        found = _read(self.folder / f"{name}.safetensors")
+        if found is not None and found.get("best", torch.empty(0)).shape == stream.shape[:1]:
+            return found["best"]
+        best = torch.cat([_said(c) for c in conversations])
+        drawn = [(torch.arange(len(c.ids)) >= c.answer) & (not c.greedy) for c in conversations]
+        decoder = self.target.decoder
+        with torch.inference_mode():
+            for rows in torch.split(torch.cat(drawn).nonzero()[:, 0], 512):
+                hidden = decoder.final_norm(stream[rows].to(decoder.weights.residual_dtype))
+                best[rows] = decoder.logits(hidden).argmax(-1).to(torch.int32)
+        self._write(name, {"best": best})
+        return best
 
     def _conversations(self, number: int, cancel: Cancel | None) -> list[Conversation]:
         name = f"shard-{number:05}"
@@ -149,6 +178,13 @@ def _read(path: Path) -> dict[str, Tensor] | None:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (OSError, safetensors.SafetensorError):
         return None
+
+
+def _said(conversation: Conversation) -> Tensor:
+    """The token behind each one of the answer, -1 behind the last and behind the prompt's."""
+    said = torch.full((len(conversation.ids),), -1, dtype=torch.int32)
+    said[conversation.answer : -1] = torch.tensor(conversation.ids[conversation.answer + 1 :])
+    return said
 
 
 def _pack(conversations: list[Conversation]) -> dict[str, Tensor]:

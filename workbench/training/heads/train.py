@@ -8,10 +8,7 @@ Needs no session. Everything that was made is kept, whenever it is stopped; the 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +16,16 @@ import torch
 from torch import Tensor
 
 from workbench.engine.params import SamplingParams
-from workbench.models.cache import cache_dir, locked
-from workbench.models.heads import HeadFile, read_head, target_name, write_head
+from workbench.models.heads import HeadFile, read_head, write_head
 from workbench.models.progress import Cancel, Progress, part, report
 from workbench.training.heads.evaluate import NODES, WIDTH, Ranks, in_engine, rank
 from workbench.training.heads.medusa import MedusaHeads, MedusaLoss, Shape, normed, vocabulary_matrix
 from workbench.training.heads.optimise import Schedule, optimise
 from workbench.training.heads.rows import Rows, frequent, load
-from workbench.training.heads.shards import DataSettings, Shards
-from workbench.training.heads.target import Target, open_target
+from workbench.training.heads.run import VOCAB_KEPT, Run, shards_of
+from workbench.training.heads.shards import DataSettings
+from workbench.training.heads.target import Target
 
-VOCAB_KEPT = 8192
-"""Ids kept with a head for drafting from fewer tokens."""
 LOOKED = 8  # held-out conversations that a point of the curve is measured on
 
 
@@ -54,27 +49,19 @@ def train_medusa(
     Raises :class:`ModelError` s, :class:`TrainingError` and ``Cancelled``.
     """
     data, shape, schedule = data or DataSettings(), shape or Shape(), schedule or Schedule()
-    target = target or open_target(model, progress=part(progress, 0.0, 0.02), cancel=cancel)
-    shards = Shards(target, data)
-    report(progress, 0.02, "waiting for another training of this model")
-    with locked(f"training-{shards.folder.name}", cancel):  # two of them would write the same files
-        return _train(model, shards, shape, schedule, out, prompts, progress, cancel)
+    with shards_of(model, data, target, progress, cancel) as shards:
+        run = Run(model, "medusa", shards, shape, schedule)
+        return run.copied(_train(run, shape, prompts, progress, cancel), out)
 
 
 def _train(
-    model: str | Path,
-    shards: Shards,
-    shape: Shape,
-    schedule: Schedule,
-    out: Path | None,
-    prompts: int,
-    progress: Progress | None,
-    cancel: Cancel | None,
+    run: Run, shape: Shape, prompts: int, progress: Progress | None, cancel: Cancel | None
 ) -> HeadFile:
-    target, data = shards.target, shards.settings
+    target, schedule = run.shards.target, run.schedule
     config = target.source.config
-    trained, held = load(shards, config.num_layers, part(progress, 0.02, 0.55), cancel)
-    ids = frequent(trained, config.vocab_size, VOCAB_KEPT)
+    shown = load(run.shards, (config.num_layers,), part(progress, 0.02, 0.55), cancel)
+    trained, held = ([Rows.of(s.conversation, s.streams[0]) for s in side] for side in shown)
+    ids = frequent((r.conversation for r in trained), config.vocab_size, VOCAB_KEPT)
     heads = MedusaHeads(shape, config.hidden_size, schedule.seed)
     loss = MedusaLoss(heads, shape, target.decoder, vocabulary_matrix(target.source), ids, trained)
 
@@ -82,32 +69,20 @@ def _train(
         found = rank(lambda s: _trained_candidates(loss, s), held[:LOOKED], shape.heads)
         return {f"top1_{k + 1}": round(a, 4) for k, a in enumerate(found.accuracy())}
 
-    settings = {n: v for n, v in asdict(schedule).items() if not n.endswith("_every")}
-    key = repr((shards.key, len(trained), sorted(asdict(shape).items()), sorted(settings.items())))
-    folder = shards.folder / f"medusa-{hashlib.blake2b(key.encode(), digest_size=6).hexdigest()}"
+    count = len(trained)
     state = optimise(
-        heads, loss, len(trained), schedule, folder, key, look, part(progress, 0.55, 0.85), cancel
+        heads,
+        loss,
+        count,
+        schedule,
+        run.folder(count),
+        run.key(count),
+        look,
+        part(progress, 0.55, 0.85),
+        cancel,
     )
-    name = Path(target_name(model)) / "medusa.safetensors"
-    facts = {
-        "heads": shape.heads,
-        "target": target_name(model),
-        "recipe": {"shape": asdict(shape), "schedule": settings, "data": asdict(data)},
-        "trained": {
-            "conversations": len(trained),
-            "answer_tokens": sum(len(r.following) - 1 for r in trained),
-            "predictions": state.tokens,
-            "cpu_seconds": round(state.seconds, 1),
-            "dtype": target.plan.dtype,
-        },
-        "curve": state.curve,
-    }
-    path = cache_dir() / "heads" / name  # where the engine that measures it looks first
-    made = finish(target, heads, ids, held, path, facts, prompts, part(progress, 0.85, 1.0), cancel)
-    if out is None:
-        return made
-    write_head(out / name, made.kind, made.fingerprint, made.facts, made.tensors())
-    return read_head(out / name)
+    facts = {"heads": shape.heads, **run.facts([r.conversation for r in trained], state)}
+    return finish(target, heads, ids, held, run.path, facts, prompts, part(progress, 0.85, 1.0), cancel)
 
 
 def finish(
@@ -187,10 +162,3 @@ def _trained_candidates(loss: MedusaLoss, stream: Tensor) -> Tensor:
     with torch.inference_mode():
         found = loss.likeliest(normed(loss.decoder, stream), 1)
     return found
-
-
-def summary(head: HeadFile) -> dict[str, Any]:
-    """What a command shows: the head's facts without curve and paths."""
-    hidden = ("curve", "paths", "path_shares")
-    facts = {n: v for n, v in head.facts.items() if n not in hidden}
-    return json.loads(json.dumps({"file": str(head.path), "fingerprint": head.fingerprint, **facts}))  # type: ignore[no-any-return]
