@@ -86,6 +86,7 @@ def test_fields_enumerate_again_and_refuse_in_words(laws: RuleLaws) -> None:
     from workbench.widgets.spec_views.law_live import explorer, read_law
 
     box = explorer(laws)
+    assert box._repr_mimebundle_()["text/plain"] == "Rules for p, q and γ of your own: γ = 2"
     p, q, gamma, shown = box.children
     assert "0.7500" in shown.value and "imitation" in shown.value
     p.value, q.value = "2, 1", "1, 2"

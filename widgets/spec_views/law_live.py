@@ -36,7 +36,20 @@ def explorer(laws: RuleLaws, enumerate_laws: Callable[..., RuleLaws] = law_of_ru
 
     for field in (p, q, gamma):
         field.observe(change, names="value")
-    return w.VBox([p, q, gamma, shown])
+    return Explorer(laws, [p, q, gamma, shown])
+
+
+class Explorer(w.VBox):  # type: ignore[misc]
+    """Fields and tables; where no widget can be shown, the tables of the start stand in its place."""
+
+    def __init__(self, laws: RuleLaws, children: list[Any]) -> None:
+        super().__init__(children)
+        self._still = laws
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        bundle = super()._repr_mimebundle_(**options)
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        return {**data, "text/plain": f"Rules for p, q and γ of your own: γ = {self._still.gamma}"}
 
 
 def read_law(name: str, text: str) -> list[float]:
