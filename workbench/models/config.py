@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workbench.models.rope_spec import RopeSpec, rope_spec
@@ -20,6 +20,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
 FULL, SLIDING = "full_attention", "sliding_attention"
 MAX_LAYERS = 4096
+MAX_MODULES = 64
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class ModelConfig:
     final_softcap: float | None = None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    mtp_modules: int = field(default=0, repr=False)
+    """Modules of multi-token prediction behind the layers; the model itself computes without them."""
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
@@ -194,6 +197,7 @@ def _read(kind: str, hf: Mapping[str, Any]) -> ModelConfig:
         final_softcap=_optional(hf.get("final_logit_softcapping")) if gemma else None,
         bos_id=hf.get("bos_token_id"),
         eos_ids=_ids(hf.get("eos_token_id")),
+        mtp_modules=_modules(hf),
     )
 
 
@@ -262,6 +266,16 @@ def _size(hf: Mapping[str, Any], key: str) -> int:
         raise UnsupportedModel(
             f"config.json: {key!r} must be a positive integer, not {value!r}.",
             hint="The file is incomplete or not a text decoder's.",
+        )
+    return value
+
+
+def _modules(hf: Mapping[str, Any]) -> int:
+    value = hf.get("num_nextn_predict_layers") or 0
+    if not isinstance(value, int) or not 0 <= value <= MAX_MODULES:
+        raise UnsupportedModel(
+            f"config.json: 'num_nextn_predict_layers' cannot be {value!r}.",
+            hint=f"It counts modules of multi-token prediction, {MAX_MODULES} at most.",
         )
     return value
 

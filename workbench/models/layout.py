@@ -78,7 +78,10 @@ def check_layout(
                 hint=f"Readable: {', '.join(sorted(FLOATS))}. Quantized checkpoints are not read here.",
             )
     # A bias that the configuration does not announce would be dropped in silence.
-    surplus = sorted(n for n in names if n.endswith("_proj.bias") and n not in wanted)
+    modules = tuple(f"model.layers.{config.num_layers + k}." for k in range(config.mtp_modules))
+    surplus = sorted(
+        n for n in names if n.endswith("_proj.bias") and n not in wanted and not n.startswith(modules)
+    )
     if surplus:
         raise WrongShape(
             f"{where} holds {surplus[0]!r}, which the configuration does not announce.",

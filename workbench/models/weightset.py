@@ -81,7 +81,7 @@ class WeightSet:
     @property
     def residual_dtype(self) -> torch.dtype:
         """float64 for float64 weights, float32 otherwise."""
-        return torch.float64 if self.dtype is torch.float64 else torch.float32
+        return residual_dtype(self.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -119,12 +119,12 @@ def build_weight_set(
     ``Cancelled``. Raises ``MissingTensor`` or ``WrongShape`` naming the tensor.
     """
     config = source.config
-    reader = _Reader(source, torch.float64 if dtype is torch.float64 else torch.float32, torch.device(device))
+    reader = Reader(source, residual_dtype(dtype), torch.device(device))
     total = config.num_layers + 1
     layers = []
     for index in range(config.num_layers):
         check_cancel(cancel, "Building the weight set")
-        layers.append(_layer(reader, pack, index))
+        layers.append(read_layer(reader, pack, index))
         report(progress, (index + 1) / total, f"layer {index}")
     check_cancel(cancel, "Building the weight set")
     embed = reader.get(EMBEDDING, config.vocab_size, config.hidden_size).to(reader.device, dtype)
@@ -142,9 +142,14 @@ def build_weight_set(
     return weights
 
 
+def residual_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The residual stream's dtype for weights of ``dtype``."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
 @dataclass(frozen=True)
-class _Reader:
-    """Shape-checked access to a source."""
+class Reader:
+    """Shape-checked access to a source; ``residual`` is the dtype of gains."""
 
     source: Source
     residual: torch.dtype
@@ -152,9 +157,11 @@ class _Reader:
 
     @property
     def config(self) -> ModelConfig:
+        """Sizes."""
         return self.source.config
 
     def get(self, name: str, *shape: int) -> Tensor:
+        """A tensor as stored. Raises ``MissingTensor`` or ``WrongShape``."""
         tensor = self.source.tensor(name)
         if tuple(tensor.shape) != shape:
             raise WrongShape(
@@ -164,18 +171,22 @@ class _Reader:
         return tensor
 
     def gain(self, name: str, width: int) -> Tensor:
+        """A norm's gain, with the family's offset."""
         return self.get(name, width).to(self.device, self.residual) + self.config.norm_offset
 
     def fused(self, prefix: str, parts: tuple[tuple[str, int], ...], width: int) -> Tensor:
+        """The rows of several linears below ``prefix``, one matrix."""
         return torch.cat([self.get(f"{prefix}.{name}.weight", n, width) for name, n in parts])
 
     def biases(self, prefix: str, parts: tuple[tuple[str, int], ...], present: bool) -> Tensor | None:
+        """Their biases, where they have some."""
         if not present:
             return None
         return torch.cat([self.get(f"{prefix}.{name}.bias", n) for name, n in parts])
 
 
-def _layer(reader: _Reader, pack: Pack, index: int) -> LayerWeights:
+def read_layer(reader: Reader, pack: Pack, index: int) -> LayerWeights:
+    """One decoder layer of the checkpoint, packed."""
     config = reader.config
     base, hidden, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
     attn, mlp = f"{base}.self_attn", f"{base}.mlp"
@@ -205,14 +216,14 @@ def _layer(reader: _Reader, pack: Pack, index: int) -> LayerWeights:
     )
 
 
-def _qk_gain(reader: _Reader, prefix: str) -> Tensor:
+def _qk_gain(reader: Reader, prefix: str) -> Tensor:
     config = reader.config
     query = reader.gain(f"{prefix}.q_norm.weight", config.head_dim).expand(config.num_heads, -1)
     key = reader.gain(f"{prefix}.k_norm.weight", config.head_dim).expand(config.num_kv_heads, -1)
     return torch.cat((query, key))
 
 
-def _head(reader: _Reader, embed: Tensor) -> Tensor:
+def _head(reader: Reader, embed: Tensor) -> Tensor:
     """The output head [V, H]: the embedding itself when tied, never anything invented."""
     config = reader.config
     if config.tie_embeddings:

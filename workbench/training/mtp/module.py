@@ -4,8 +4,8 @@ DeepSeek-V3 (arXiv 2412.19437, section 2.2), with the parts named and ordered as
 GLM's: ``eh_proj`` takes [enorm(embedding), hnorm(state)], the embedding first; the head is the main model's,
 behind a norm of the module's own. Row s belongs to token x_s: it is given emb(x_s) and the state of row s - 1
 (zeros for s = 0), sits at rotary position s, and predicts x_{s+1}. The main model's state is what its head is
-given, behind the final norm; a module's is what leaves its layer, before the norm of the head: so serve vLLM
-and SGLang those checkpoints.
+given, behind the final norm; a module's is what leaves its layer, before the norm of the head: so does vLLM
+serve those checkpoints.
 """
 
 from __future__ import annotations

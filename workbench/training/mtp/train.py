@@ -32,7 +32,7 @@ OnPoint = Callable[[dict[str, float]], None]
 
 @dataclass(frozen=True)
 class Joint:
-    """How many modules, and the weight λ of their loss: ``high``, and ``low`` from ``fall`` of the training."""
+    """How many modules, and the weight λ of their loss: ``high``, then ``low`` from ``fall`` on."""
 
     modules: int = 1
     high: float = 0.3

@@ -1,0 +1,243 @@
+"""Multi-token prediction in the engine: served as trained, exact output, KV that follows the target's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from workbench.core.build import build_engine
+from workbench.core.build_kv import build_kv
+from workbench.core.build_weights import build_weights
+from workbench.core.plan import ModelFacts, plan, require
+from workbench.engine.engine import Engine
+from workbench.engine.feature_runner import FeatureRunner
+from workbench.engine.params import SamplingParams
+from workbench.engine.scheduler import Batch
+from workbench.engine.sequence import Request
+from workbench.models.decoder import Decoder
+from workbench.models.registry import open_source
+from workbench.spec.errors import PlanError
+from workbench.spec.plan import EngineLimits
+from workbench.spec.recipe import Recipe
+from workbench.training.mtp.export import write_weights
+from workbench.training.mtp.model import MTPModel
+
+PAGE = 4
+TOY = LlamaConfig(
+    vocab_size=50,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=32,
+    intermediate_size=48,
+    tie_word_embeddings=True,
+    initializer_range=0.25,
+    max_position_embeddings=256,
+)
+PROMPTS = [[(3 * i + j * j) % 50 for i in range(5 + 9 * j)] for j in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MTPModel]:
+    """A random model whose module agrees with it now and then: its layer is the model's last one."""
+    folder = tmp_path_factory.mktemp("toy")
+    model = MTPModel(TOY, 1, 5).double()
+    with torch.no_grad():
+        module, last = model.mtp[0], model.main.model.layers[-1]
+        module.load_state_dict(last.state_dict(), strict=False)
+        module.eh_proj.weight.copy_(torch.cat((torch.zeros(32, 32), torch.eye(32)), 1))
+        module.eh_proj.weight.add_(0.05 * torch.randn(32, 64, generator=torch.Generator().manual_seed(1)))
+    write_weights(folder, model, torch.float64)
+    return folder, model
+
+
+def make_engine(folder: Path, *uses: str, pool: int = 1024, eos: tuple[int, ...] = ()) -> Engine:
+    """An engine of a folder's model: float64, pinned."""
+    source = open_source(folder)
+    facts = ModelFacts(str(folder), source.config, source.fingerprint)
+    recipe = Recipe.of("paged", *uses)
+    made = require(
+        plan(recipe, facts, dtype="float64", numerics="pinned", limits=EngineLimits(pool, 0, 16, 256))
+    )
+    made = replace(made, page_size=PAGE)
+    decoder = Decoder(source.config, build_weights(made, source))
+    return build_engine(made, decoder, build_kv(made, decoder), None, eos)
+
+
+def generate(
+    engine: Engine, prompts: list[list[int]], **params: Any
+) -> tuple[dict[str, list[int]], list[Any]]:
+    """Output ids by request, and the drafts that were judged."""
+    settings = {"max_tokens": 16, "ignore_eos": True, **params}
+    for i, prompt in enumerate(prompts):
+        engine.add(Request(f"r{i}", tuple(prompt), SamplingParams(**settings)))
+    out: dict[str, list[int]] = {}
+    drafts = []
+    while engine.has_work:
+        step, events = engine.step()
+        engine.kv.check()
+        drafts += step.drafts
+        for e in events:
+            out.setdefault(f"{e.request_id}.{e.sample}", []).extend(t.id for t in e.tokens)
+    assert not any(pool.used for pool in engine.kv.pools)
+    return out, drafts
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        (),
+        ("chunked_prefill:budget=16",),
+        ("prefix_cache",),
+        ("radix_cache",),
+        ("kv_int8",),
+        ("prefix_cache", "chunked_prefill:budget=16", "kv_fp4"),
+    ],
+    ids=str,
+)
+def test_output_is_the_targets(toy, uses):
+    expected, _ = generate(make_engine(toy[0], *uses), PROMPTS)
+    engine = make_engine(toy[0], "mtp:k=3", *uses)
+    for _ in range(2):  # the second time with whatever a prefix index kept
+        found, drafts = generate(engine, PROMPTS)
+        assert found == expected
+        assert any(d.accepted for d in drafts) and any(len(d.accepted) < len(d.tokens) for d in drafts)
+
+
+def test_output_is_the_targets_whoever_is_preempted(toy):
+    prompts = [p[:14] for p in PROMPTS]
+    expected, _ = generate(make_engine(toy[0]), prompts, max_tokens=24)
+    engine = make_engine(toy[0], "mtp:k=3")
+    for i, prompt in enumerate(prompts):
+        engine.add(Request(f"r{i}", tuple(prompt), SamplingParams(max_tokens=24, ignore_eos=True)))
+    found: dict[str, list[int]] = {}
+    for step in range(400):
+        if not engine.has_work:
+            break
+        if step in (5, 9):
+            victim = next(s for s in engine.scheduler.running if s.generated)
+            engine.scheduler.preempt(victim, Batch())
+            engine.drafting.forget(victim)
+        _, events = engine.step()
+        engine.kv.check()
+        for e in events:
+            found.setdefault(f"{e.request_id}.{e.sample}", []).extend(t.id for t in e.tokens)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 1.0, "seed": 3}, {"temperature": 0.8, "top_k": 7, "seed": 1}]
+)
+def test_drafts_are_drawn_with_their_law_or_are_the_likeliest(toy, sampling):
+    _, drawn = generate(make_engine(toy[0], "mtp:k=2"), PROMPTS, **sampling)
+    _, likeliest = generate(make_engine(toy[0], "mtp:k=2,draws=false"), PROMPTS, **sampling)
+    assert {d.rule for d in drawn} == {"r2"} and {d.rule for d in likeliest} == {"r3"}
+
+
+def served(engine: Engine, prompt: list[int], steps: int) -> list[tuple[list[int], int, list[Tensor]]]:
+    """(text with its draft, position of the newest committed token, logits of each row) of every draft."""
+    found: list[tuple[list[int], int, list[Tensor]]] = []
+    drafter = engine.drafting.drafter
+    propose, extend = drafter.propose, drafter._extend
+    rows: list[Tensor] = []
+
+    def spy_extend(context, logits, *rest):
+        rows.append(logits.clone())
+        return extend(context, logits, *rest)
+
+    def spy_propose(contexts):
+        rows.clear()
+        trees = propose(contexts)
+        for context, tree in zip(contexts, trees, strict=True):
+            text = [*context.tokens, *(tree.tokens if tree else ())]
+            found.append((text, len(context.tokens) - 1, list(rows)))
+        return trees
+
+    drafter.propose, drafter._extend = spy_propose, spy_extend
+    engine.add(Request("a", tuple(prompt), SamplingParams(max_tokens=steps, ignore_eos=True)))
+    while engine.has_work:
+        engine.step()
+    return found
+
+
+@pytest.mark.parametrize("uses", [(), ("chunked_prefill:budget=16",), ("prefix_cache",)], ids=str)
+def test_it_is_served_as_it_was_trained(toy, uses):
+    """Every row of every draft has the logits of the training's unrolled passes on the same text.
+
+    (``transformers`` norms and rotates in float32; a row that is off by one differs by more than 1.)
+    """
+    folder, model = toy
+    engine = make_engine(folder, "mtp:k=4", *uses)
+    drafts = served(engine, PROMPTS[3], 40)
+    assert len(drafts) > 8
+    for text, newest, rows in drafts:
+        passes = model.recursion(torch.tensor([text]), 4)
+        for d, logits in enumerate(rows):
+            torch.testing.assert_close(logits, passes.drafts[d][0, newest + d], rtol=0, atol=2e-5)
+
+
+def test_embedding_and_head_are_the_targets_own(toy):
+    engine = make_engine(toy[0], "mtp")
+    head, target = engine.drafting.runner.decoder, engine.executor.decoder
+    assert head.weights.embed.data_ptr() == target.weights.embed.data_ptr()
+    assert head.weights.head is target.weights.head
+    held = sum(p.numel() for n, p in toy[1].mtp[0].named_parameters() if "norm" not in n) * 8
+    assert held <= engine.drafting.drafter.nbytes() < held + 256 * 32 * 8 * 4
+
+
+def test_its_rows_follow_the_committed_text(toy):
+    """Keys of the module's layer equal those of a fresh prefill: after accepted and rejected drafts."""
+    engine = make_engine(toy[0], "mtp:k=3")
+    engine.add(Request("a", tuple(PROMPTS[2]), SamplingParams(max_tokens=80, ignore_eos=True)))
+    (seq,) = engine.sequences("a")
+    for _ in range(18):
+        engine.step()
+    n, text, store = seq.drafted, list(seq.tokens), engine.kv.stores[0]
+    assert n >= 30 and store.geometry.layers == TOY.num_hidden_layers + 1
+
+    def rows(store, seq):
+        plane = store.planes["k"][store.geometry.layers - 1][seq.tables[0]]
+        return plane.transpose(1, 2).flatten(0, 1)[:n]
+
+    mine = rows(store, seq).clone()
+    other = make_engine(toy[0], "mtp:k=3")
+    other.add(Request("a", tuple(text), SamplingParams(max_tokens=30, ignore_eos=True)))
+    (fresh,) = other.sequences("a")
+    other.step()
+    other.step()
+    assert fresh.drafted >= n
+    torch.testing.assert_close(mine, rows(other.kv.stores[0], fresh), rtol=0, atol=1e-12)
+
+
+def test_a_cached_prefix_is_not_fed_again(toy, monkeypatch):
+    engine = make_engine(toy[0], "prefix_cache", "mtp:k=2")
+    generate(engine, [PROMPTS[3]])
+    fed: list[int] = []
+    span = FeatureRunner._span
+
+    def counted(self, seq, tokens, start, **rest):
+        fed.append(start)
+        return span(self, seq, tokens, start, **rest)
+
+    monkeypatch.setattr(FeatureRunner, "_span", counted)
+    generate(engine, [PROMPTS[3]])
+    assert min(fed) >= len(PROMPTS[3]) - 1 - PAGE
+
+
+def test_a_model_without_a_module_is_told_so(lab: ModuleType):
+    with pytest.raises(PlanError, match="no module of multi-token prediction"):
+        lab.make_engine("paged", "mtp")

@@ -1,0 +1,110 @@
+"""Native multi-token prediction: a module that was trained with the model drafts what it will say next.
+
+DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437, section 2.2); GLM-4.5 and its successors ship
+one such module. The module's row of token x_s reads [enorm(emb(x_s)), hnorm(h_{s-1})], with h the model's
+last state behind its final norm, and predicts x_{s+1} through the model's own head. Further tokens are
+drafted by feeding what leaves the module's layer back as the state (recursion), which FastMTP (arXiv
+2509.18362) trains for. The module's K and V are a further layer in the target's pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.models.decoder import Decoder
+from workbench.models.feature_decoder import Entrance, FeatureDecoder
+from workbench.models.mtp import MTPWeights, mtp_config, read_mtp
+from workbench.models.norms import fast_norm, pinned_norm
+from workbench.models.registry import open_source
+from workbench.models.source import Source
+from workbench.models.weightset import Pack
+from workbench.spec.errors import HeadMismatch, MissingHead
+from workbench.spec.technique import Claim, TechniqueSpec, option
+from workbench.speculative.feature_head import Drafts, FeatureHead, Net
+
+
+@dataclass(frozen=True)
+class Config:
+    """How far it drafts, and how."""
+
+    k: int = option(
+        2, low=1, high=16, unit="tokens", help="Tokens drafted ahead; behind the first by recursion."
+    )
+    draws: bool = option(
+        True, help="Sample drafts above temperature 0 and keep their law; off: the likeliest tokens."
+    )
+
+
+SPEC = TechniqueSpec(
+    id="mtp",
+    title="Multi-token prediction",
+    family="speculative",
+    seam="drafter",
+    kind="exact",
+    summary=(
+        "A module that was trained together with the model, and ships with it, predicts one token further; "
+        "fed with its own output it drafts chains. For checkpoints that have one, such as tiny-mtp."
+    ),
+    paper="https://arxiv.org/abs/2412.19437",
+    stages=("draft",),
+    claims_slot=("drafter",),
+    provides=("drafter",),
+    keeps_kv=True,
+    claims=(
+        Claim(
+            "the second token is accepted 85 to 90% of the time: 1.8 times the tokens per second",
+            "DeepSeek-V3 on its authors' topics of evaluation, one token drafted",
+            "https://arxiv.org/abs/2412.19437",
+        ),
+        Claim(
+            "2.03 times faster on average",
+            "one module trained for recursion of 3 steps, with a compressed vocabulary, on MiMo-7B",
+            "https://arxiv.org/abs/2509.18362",
+        ),
+    ),
+)
+
+
+def build(source: Source, target: Decoder, pack: Pack) -> Net:
+    """The module on its target: it shares embedding and head. Raises :class:`HeadMismatch`."""
+    weights, config = target.weights, mtp_config(target.config)
+    if source.fingerprint != weights.fingerprint:
+        raise HeadMismatch(
+            "The checkpoint changed since the model was loaded: its module belongs to other weights.",
+            hint="Load the model again.",
+        )
+    module = read_mtp(source, 0, pack, weights)
+    own = replace(weights, layers=(module.layer,), final_gain=module.head_gain, method="plain")
+    return Net(FeatureDecoder(config, own, entrance(module, target)), lambda s: target.final_norm(s[0]), None)
+
+
+def entrance(module: MTPWeights, target: Decoder) -> Entrance:
+    """eh_proj [enorm(embedding), hnorm(state)], the embedding first."""
+    norm = pinned_norm if target.weights.numerics == "pinned" else fast_norm
+    eps = target.config.norm_eps
+    embed_norm, state_norm = norm(module.embed_gain, eps), norm(module.state_gain, eps)
+    project, dtype = module.project, target.weights.residual_dtype
+
+    def stream(embedded: Tensor, states: Tensor) -> Tensor:
+        return project(torch.cat((embed_norm(embedded), state_norm(states)), -1)).to(dtype)
+
+    return Entrance(stream, held=(project,))
+
+
+def bind(config: Config, context: Any) -> FeatureHead:
+    """The drafter; raises :class:`MissingHead` for a model without a module."""
+    model = context.config
+    if not model.mtp_modules:
+        raise MissingHead(
+            f"{context.model or 'This model'} has no module of multi-token prediction.",
+            hint="Choose a model that was trained with one, such as tiny-mtp.",
+        )
+
+    def made(target: Decoder, pack: Pack) -> Net:
+        return build(open_source(context.model), target, pack)
+
+    return FeatureHead("mtp", Drafts(config.k, config.k, config.draws), (model.num_layers,), 1, made)
