@@ -11,10 +11,11 @@ from workbench.cli import options as o
 from workbench.cli.kv_tables import show_methods
 from workbench.cli.output import note, out
 from workbench.cli.tasks import SMALL_POOL, working
-from workbench.spec.errors import OptionError
+from workbench.spec.errors import Cancelled, OptionError
 
 _TEXT = "Text"
 KV = "kv"
+_GOES_ON = "What was measured is kept: the same command goes on from there."
 
 
 def sweep(
@@ -56,7 +57,10 @@ def sweep(
     where = o.place_of(dtype, numerics, device, threads=threads)
     with working("sweeping", model, limits=SMALL_POOL, **where) as (session, wait):
         methods, left_out = that_fit(session, dict(named), settings)
-        found = wait(submit_p1(session, methods, text=text, settings=settings, points=points))
+        try:
+            found = wait(submit_p1(session, methods, text=text, settings=settings, points=points))
+        except Cancelled as error:
+            raise Cancelled(error.message, hint=error.hint if points.trouble else _GOES_ON) from None
         runs = [p1_run(session.plan, named[n], r, settings, session.profile) for n, r in found.items()]
     if points.trouble:
         note(f"note: points were not kept: {points.trouble}")
