@@ -57,11 +57,12 @@ def _check_bars(only: tuple[str, ...]) -> None:
 def _kv_bars(
     session: Session, wait: Callable[[Job], Any], settings: QualitySettings, only: tuple[str, ...]
 ) -> _Measured:
-    from workbench.core.kv_bars import bars_run, rows_of, submit_bars
+    from workbench.core.kv_bars import Row, bars_run, submit_bars
     from workbench.core.kv_points import Points
 
     found = wait(submit_bars(session, settings, only=only, points=Points()))
-    return bars_run(session, settings, found), [_bar_row(r) for r in rows_of(found)]
+    run = bars_run(session, settings, found)
+    return run, [_bar_row(Row(**r)) for r in run.plan["bench"]["rows"]]
 
 
 def _check_domains(only: tuple[str, ...]) -> None:
@@ -95,7 +96,7 @@ def _domain_row(run: Run, name: str) -> tuple[str, ...]:
 
 def _bar_row(row: Row) -> tuple[str, ...]:
     codec = f"{row.codec:.2f}" if row.codec is not None else "–"
-    met = "met" if row.met else "MISSED"
+    met = "" if row.met is None else "met" if row.met else "MISSED"
     return row.technique, codec, f"{row.kl:.4f}", f"{row.change:+.2f}", row.bar, met
 
 
