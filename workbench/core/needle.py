@@ -19,6 +19,8 @@ _WORDS = (
     *("amber", "basil", "cedar", "delta", "ember", "fjord", "hazel", "indigo", "juniper", "kestrel"),
     *("lotus", "maple", "nectar", "onyx", "pepper", "quartz", "raven", "saffron", "tulip", "zephyr"),
 )
+MAX_NEEDLES = 10_000
+"""In all: each is a forward over its whole context, and all are made before the first is asked for."""
 VALID = 0.9
 """The plain model must recall this share, or nothing can be said of what a method loses."""
 
@@ -49,6 +51,13 @@ class NeedleSettings:
             raise OptionError(
                 f"depths = {self.depths} cannot be told apart in a context of {self.context} tokens.",
                 hint="Choose fewer depths, or more trials at each.",
+            )
+        if self.count > MAX_NEEDLES:
+            raise OptionError(
+                f"depths = {self.depths} and trials = {self.trials} make {self.count:,} needles.",
+                hint=f"Choose at most {MAX_NEEDLES:,} in all: trials up to {MAX_NEEDLES // self.depths:,}."
+                if self.depths <= MAX_NEEDLES
+                else f"Choose at most {MAX_NEEDLES:,} in all.",
             )
 
     @property

@@ -8,6 +8,7 @@ question and answer are computed behind what it gave back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from workbench.core.kv_runs import method_run
 from workbench.core.kv_storage_methods import STORAGE, Bench
 from workbench.core.needle import VALID, Needle, NeedleSettings, needles
 from workbench.core.quality import held_out_text, quality_plans
+from workbench.core.quality_scores import broken_plain
 from workbench.core.quality_windows import QualitySettings
 from workbench.engine.engine import Engine
 from workbench.engine.score import score
@@ -103,7 +105,8 @@ def submit_needle(
     """Queue needles for several methods; the job's result is a :class:`NeedleResult` by name.
 
     A recipe may be any that the engine runs (KV formats, selection, weights, …), or a codec for storage as in
-    :func:`workbench.core.kv_methods.method`. Raises what ``submit_p1`` does.
+    :func:`workbench.core.kv_methods.method`. Raises what ``submit_p1`` does; the job fails with
+    :class:`RequestError` for a plain model that says nothing.
     """
     settings = settings or NeedleSettings()
     tokenizer = session.tokenizer
@@ -139,6 +142,8 @@ def submit_needle(
             plain_found.append(
                 (yield from _asked(engine, needle, settings.aware, context if trips else None))
             )
+            if math.isnan(plain_found[-1][1]):
+                raise broken_plain()
             done += 1
             for name, trip in trips.items():
                 job.progress(done, todo, "needles", name)

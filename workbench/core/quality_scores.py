@@ -34,16 +34,21 @@ class WindowScores:
         Raises :class:`RequestError` where the plain model's are no numbers: two broken engines agree in all.
         """
         if bool(plain.isnan().any()):
-            raise RequestError(
-                "The plain model's logits are not finite: there is nothing to compare with.",
-                hint="Use a wider dtype, or check the model's weights.",
-            )
+            raise broken_plain()
         log_q, log_p = (torch.log_softmax(x.double(), dim=-1) for x in (logits, plain))
         index = torch.tensor(targets, device=logits.device)[:, None]
         self.nll += (-log_q.gather(1, index)[:, 0]).tolist()
         self.plain_nll += (-log_p.gather(1, index)[:, 0]).tolist()
         self.kl += kl_divergence(log_p, log_q).tolist()
         self.agree += (logits.argmax(-1) == plain.argmax(-1)).tolist()
+
+
+def broken_plain() -> RequestError:
+    """The error of a plain model that says nothing."""
+    return RequestError(
+        "The plain model's logits are not finite: there is nothing to compare with.",
+        hint="Use a wider dtype, or check the model's weights.",
+    )
 
 
 def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:

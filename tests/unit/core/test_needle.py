@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from workbench.core.needle import NeedleSettings, needles
 from workbench.core.needle_run import NeedleResult, needle_run, submit_needle
 from workbench.kv.cached import CachedRows, Reconstructed
+from workbench.models.decoder import Decoder
 from workbench.spec.errors import OptionError, PlanError, RecipeError, RequestError
 from workbench.spec.recipe import Recipe
 
@@ -52,6 +54,22 @@ def test_settings_out_of_range(name: str, value: object) -> None:
 def test_more_depths_than_tokens_are_refused() -> None:
     with pytest.raises(OptionError, match="depths = 100000 cannot be told apart"):
         NeedleSettings(context=128, depths=100_000)
+
+
+@pytest.mark.parametrize(("depths", "trials"), [(5, 2001), (1, 10**12), (10_001, 1)])
+def test_more_needles_than_can_be_asked_for_are_refused(depths: int, trials: int) -> None:
+    with pytest.raises(OptionError, match="needles") as raised:
+        NeedleSettings(context=20_000, depths=depths, trials=trials)
+    assert "10,000" in raised.value.hint
+    assert NeedleSettings(depths=5, trials=2000).count == 10_000
+
+
+def test_a_plain_model_that_says_nothing_is_an_error(open_session: Any, monkeypatch: Any) -> None:
+    logits = Decoder.logits
+    monkeypatch.setattr(Decoder, "logits", lambda *args, **more: logits(*args, **more) * math.nan)
+    job = submit_needle(open_session(), {"kv_fp8": Recipe.of("kv_fp8")}, text=TEXT, settings=SETTINGS)
+    with pytest.raises(RequestError, match="plain model's logits are not finite"):
+        job.result(WAIT)
 
 
 def test_a_text_that_is_too_short() -> None:
