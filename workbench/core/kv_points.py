@@ -38,9 +38,10 @@ class Points:
         except (OSError, StorageError) as error:
             self.path, lines, self.trouble = None, [], str(error)
         for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                 data = json.loads(line)
-                self._known[data["key"]] = WindowResult.from_dict(data["result"])
+                if isinstance(data["key"], str):
+                    self._known[data["key"]] = WindowResult.from_dict(data["result"])
 
     def __len__(self) -> int:
         return len(self._known)

@@ -57,7 +57,26 @@ class WindowResult:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> WindowResult:
         """What :meth:`to_dict` gave; raises ``TypeError`` or ``KeyError`` for anything else."""
-        return cls(**{**data, "scores": WindowScores(**data["scores"])})
+        made = cls(**{**data, "scores": WindowScores(**data["scores"])})
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Raises ``TypeError`` for a number that is none, or for lists of different lengths."""
+        whole = (self.tokens, self.sixteen, self.payload, self.coded_sixteen, self.coded)
+        if not all(type(n) is int and n >= 0 for n in (*whole, self.scores.scored_bytes)):
+            raise TypeError("tokens and bytes are whole numbers")
+        rest = (self.encode, self.decode, self.error)
+        if not all(n is None or type(n) in (int, float) for n in rest):
+            raise TypeError("seconds and the error are numbers, or nothing")
+        s = self.scores
+        lists: tuple[list[Any], ...] = (s.nll, s.plain_nll, s.kl, s.agree)
+        if not all(isinstance(x, list) and len(x) == len(s.nll) > 0 for x in lists):
+            raise TypeError("scores are lists of one length")
+        if not all(type(n) in (int, float) for n in (*s.nll, *s.plain_nll, *s.kl)):
+            raise TypeError("scores are numbers")
+        if not all(type(a) is bool for a in s.agree):
+            raise TypeError("agreement is true or false")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON data."""

@@ -49,6 +49,24 @@ def test_points_survive_the_process_and_a_line_that_was_torn(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokens", "7"), ("payload", 50.5), ("coded", True), ("sixteen", -1), ("encode", "0.25"),
+        ("error", [0.1]), ("scores.kl", ["0.5"]), ("scores.kl", 0.5), ("scores.kl", [0.5, 0.5]),
+        ("scores.nll", []), ("scores.agree", [1]), ("scores.scored_bytes", None), ("scores.nll", [None]),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_not_taken_for_a_result(tmp_path: Path, name: str, value: Any) -> None:
+    path = tmp_path / "points.jsonl"
+    good = result().to_dict()
+    assert WindowResult.from_dict(good) == result()
+    *inner, last = name.split(".")
+    (good[inner[0]] if inner else good)[last] = value
+    path.write_text(json.dumps({"key": "a", "result": good}) + "\n")
+    assert len(Points(path)) == 0
+
+
+@pytest.mark.parametrize(
     "line",
     [b"\xff\xfe", b"[]", b"{}", b"null", b'{"key": 1}', b'{"key": "a", "result": {}}',
      b'{"key": "a", "result": {"scores": [], "tokens": 1}}', b'{"key": ["a"], "result": null}'],
