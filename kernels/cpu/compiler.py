@@ -42,6 +42,17 @@ def find() -> str | None:
     return next(filter(None, map(shutil.which, wanted)), None)
 
 
+def none_found() -> CompilerError:
+    """Why :func:`find` gives nothing: ``$CXX`` names no program, or there is no compiler at all."""
+    named = os.environ.get("CXX")
+    if not named:
+        return CompilerError("There is no C++ compiler on this machine.", hint=INSTALL)
+    return CompilerError(
+        f"CXX names {named!r}, which is no program on this machine.",
+        hint="Set CXX to the name or path of a C++ compiler, without arguments, or unset it.",
+    )
+
+
 def supported() -> bool:
     """Whether the kernels are known to build on this kind of system: Linux, 64 bits, little-endian."""
     return sys.platform == "linux" and sys.maxsize > 2**32 and sys.byteorder == "little"
@@ -55,7 +66,7 @@ def build(folder: Path, flags: Sequence[str] = NATIVE) -> Path:
     """
     compiler = find()
     if compiler is None:
-        raise CompilerError("There is no C++ compiler on this machine.", hint=INSTALL)
+        raise none_found()
     sources = _sources()
     target = folder / f"{key(compiler, flags, sources)}.so"
     if whole(target):

@@ -19,5 +19,6 @@ def machine_conflicts(spec: TechniqueSpec, dtype: str, numerics: str) -> list[Co
     if spec.compiler and not compiler.supported():
         out.append(Conflict(spec.id, "device", "system", f"{spec.title} is built on 64-bit Linux only."))
     elif spec.compiler and compiler.find() is None:
-        out.append(Conflict(spec.id, "install", "compiler", compiler.INSTALL))
+        why = compiler.none_found()
+        out.append(Conflict(spec.id, "install", "compiler", f"{why.message} {why.hint}"))
     return out

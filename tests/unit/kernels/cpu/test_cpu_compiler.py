@@ -91,9 +91,14 @@ def test_a_damaged_library_is_made_again(small: Path, tmp_path: Path, damage: st
 def test_no_compiler_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert compiler.find() is None
+    with pytest.raises(CompilerError, match="CXX names 'no-such-compiler'") as raised:
+        compiler.build(tmp_path)
+    assert "unset it" in raised.value.hint
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
     with pytest.raises(CompilerError, match="no C\\+\\+ compiler") as raised:
         compiler.build(tmp_path)
-    assert "CXX" in raised.value.hint
+    assert "Install" in raised.value.hint
 
 
 def test_a_compiler_that_hangs_is_ended(small: Path, tmp_path: Path, monkeypatch) -> None:
