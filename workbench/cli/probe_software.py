@@ -25,7 +25,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # What is lost without each extra.
 EXTRAS = {
     "lab": "No notebooks, panels, figures or HTML reports.",
-    "gpu": "No Triton kernels, no GPU telemetry; without a GPU kernels can be checked, not run fast.",
+    "gpu": "Kernels written in Triton can be neither run on a GPU nor checked without one; torch operations "
+    "run in their place.",
     "codec": "No entropy-coded KV caches (kvtc, cachegen).",
     "grammar": "No output constrained by a regex or a JSON schema.",
     "formats": "No GGUF files, so the default model cannot be converted; no compressed-tensors export.",
@@ -125,7 +126,8 @@ def probe_extras() -> list[Finding]:
             continue
         problems = unmet(wanted)
         if not problems:
-            findings.append(Finding(name, "ok", ", ".join(f"{r.name} {installed(r.name)}" for r in wanted)))
+            found = ", ".join(f"{r.name} {installed(r.name)}" for r in wanted) or "nothing for this system"
+            findings.append(Finding(name, "ok", found))
         else:
             partly: Status = "limited" if len(problems) < len(wanted) else "missing"
             findings.append(Finding(name, partly, "; ".join(problems), consequence, remedy))
@@ -140,7 +142,7 @@ def probe_triton(gpu: bool) -> Finding:
             "triton",
             "missing",
             "not installed",
-            "The torch form of each kernel runs instead.",
+            "Kernels written in Triton are left out: torch operations run in their place.",
             install_line("gpu") + ("" if gpu else "; only of use with an NVIDIA GPU"),
         )
     if not gpu:
@@ -148,8 +150,9 @@ def probe_triton(gpu: bool) -> Finding:
             "triton",
             "limited",
             f"{version}, without a GPU",
-            "Kernels can be interpreted (numbers) and compiled for Hopper (machine code), not timed.",
-            "workbench kernels; TRITON_INTERPRET=1 before Python starts interprets.",
+            "Triton kernels run on a GPU only. Here an interpreter checks their numbers, and their machine "
+            "code for Hopper can be read; they cannot be timed.",
+            "workbench kernels shows the machine code; with TRITON_INTERPRET=1 set, Python interprets.",
         )
     return Finding("triton", "ok", str(version))
 
@@ -163,7 +166,8 @@ def probe_compiler() -> Finding:
         return Finding("C++ compiler", "missing", f"not used on {sys.platform}", lost, "Use 64-bit Linux.")
     found = compiler.find()
     if found is None:
-        return Finding("C++ compiler", "missing", "none found", lost, compiler.INSTALL)
+        why = compiler.none_found()
+        return Finding("C++ compiler", "missing", why.message, lost, why.hint)
     return Finding("C++ compiler", "ok", found)
 
 
