@@ -12,6 +12,12 @@ import typer
 from workbench.cli import options as o
 from workbench.cli.output import out, print_json
 
+_KINDS = {
+    "exact": "exact: proven to leave the output law unchanged",
+    "lossy": "lossy: changes results; `workbench measure` says by how much",
+    "simulated": "simulated: real tokens, a simulated clock or device",
+}
+
 
 def list_techniques(
     ids: Annotated[list[str] | None, typer.Argument(help="Only these ids, with every option.")] = None,
@@ -45,7 +51,9 @@ def technique_row(technique: Any) -> dict[str, Any]:
         "paper": spec.paper,
         "backends": list(spec.backends),
         "needs": list(spec.needs),
+        "needed": [needed(need) for need in spec.needs],
         "provides": list(spec.provides),
+        "instead": {name: list(names) for name, names in spec.method_only.items()},
         "conflicts": dict(spec.conflicts),
         "installed": technique.installed,
         "install": "" if technique.installed else technique.install_line,
@@ -67,6 +75,14 @@ def technique_row(technique: Any) -> dict[str, Any]:
             for x in technique.options
         ],
     }
+
+
+def needed(need: str) -> str:
+    """Who fills a need: ids of the techniques that provide it."""
+    from workbench.core import catalog
+
+    ids = [t.id for t in catalog.all_techniques() if need in t.spec.provides]
+    return " or ".join(ids) or need
 
 
 def option_range(option: dict[str, Any]) -> str:
@@ -113,27 +129,58 @@ def _show_all(rows: list[dict[str, Any]]) -> None:
 
 def _show_one(row: dict[str, Any]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     console = out()
-    console.print(
-        f"{row['id']}: {row['title']} ({row['kind']}, {row['family']}, seam {row['seam']})", markup=False
-    )
-    console.print(f"{row['summary']}\npaper: {row['paper']}", markup=False)
-    for label in ("needs", "provides"):
-        if row[label]:
-            console.print(f"{label}: {', '.join(row[label])}", markup=False)
-    for other, remedy in row["conflicts"].items():
-        console.print(f"not with {other}: {remedy}", markup=False)
+    console.print(row["id"], style="bold", end="")
+    console.print(f": {row['title']} ({row['family']}, seam {row['seam']})", markup=False)
+    console.print(f"\n{row['summary']}\n", markup=False)
+    facts = Table(box=None, pad_edge=False, show_header=False)
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column()
+    for name, text in _facts(row):
+        facts.add_row(name, Text(text))
+    console.print(facts)
+    _show_options(row)
+
+
+def _facts(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is known of a technique, in sentences; a claim is its source's, under the source's conditions."""
+    facts = [("results", _KINDS[row["kind"]]), ("source", row["paper"])]
+    facts += [("needs", need) for need in row["needed"]]
+    if row["provides"]:
+        facts.append(("provides", f"{', '.join(row['provides'])}, to techniques that need it"))
+    facts += [(f"not with {other}", remedy) for other, remedy in row["conflicts"].items()]
     for claim in row["claims"]:
-        console.print(f"claimed: {claim['text']} ({claim['conditions']}; {claim['source']})", markup=False)
+        facts.append(("claimed", f"{claim['text'].rstrip('.')}. Conditions: {claim['conditions']}."))
     if not row["installed"]:
-        console.print(f"not installed: {row['install']}", markup=False)
+        facts.append(("not installed", row["install"]))
+    return facts
+
+
+def _show_options(row: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = out()
+    if not row["options"]:
+        console.print("\nIt has no options.", markup=False)
+        return
+    first = next((x for x in row["options"] if x["type"] != "str"), row["options"][0])
+    example = f"{row['id']}:{first['name']}={_short(first['default'])}"
+    console.print(f"\nOptions, as in --use {example}:", markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("option", "default", "takes", "meaning"):
         table.add_column(column)
     for x in row["options"]:
-        table.add_row(x["name"], _short(x["default"]), option_range(x), x["help"])
-    console.print(table if row["options"] else "no options", "")
+        table.add_row(*map(Text, (x["name"], _short(x["default"]), option_range(x), x["help"])))
+    console.print(table)
+    for name, names in row["instead"].items():
+        console.print(
+            f"{name} is an option of the method that `workbench measure --method {row['id']}` measures; a "
+            f"recipe has {' and '.join(names)} instead.",
+            markup=False,
+        )
 
 
 def plan_recipe(

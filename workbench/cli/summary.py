@@ -80,14 +80,35 @@ def memory_rows(memory: Mapping[str, int]) -> list[tuple[str, ...]]:
     return rows
 
 
+_ACCEPTANCE = {
+    "tau": "tokens per verified draft, the model's own token included",
+    "rate": "accepted per drafted token",
+    "tokens_per_forward": "forwards without a draft included",
+    "alpha": "expected acceptance of a drafted token: mean of sum(min(p, q))",
+    "mismatch": "share of tokens that the model would have chosen otherwise",
+    "survival": "accepted at draft position 1, 2, …",
+    "conditional": "the same, given that the position before was accepted",
+    "steps": "drafts verified",
+    "drafted": "tokens drafted",
+    "accepted": "of them kept",
+    "emitted": "tokens that came with a draft",
+    "plain": "tokens that came without one",
+    "cut": "drafts that lost tokens to an end or a limit",
+}
+"""What of a run's acceptance is printed, and what it means; the sums behind it stay in the record."""
+
+
 def acceptance_rows(acceptance: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Counts and ratios of drafting; empty when nothing was drafted."""
+    """Ratios and counts of drafting, each with its meaning; empty when nothing was drafted."""
     rows: list[tuple[str, ...]] = []
-    for name, value in acceptance.items():
+    for name, meaning in _ACCEPTANCE.items():
+        value = acceptance.get(name)
         if isinstance(value, bool | int | float):
-            rows.append((name, f"{value:.4g}" if isinstance(value, float) else str(value), "measured"))
-        elif isinstance(value, list | tuple) and value and name in ("survival", "conditional"):
-            rows.append((name, " ".join(f"{v:.3f}" for v in value), "measured"))
+            rows.append(
+                (name, f"{value:.4g}" if isinstance(value, float) else str(value), "measured", meaning)
+            )
+        elif isinstance(value, list | tuple) and value:
+            rows.append((name, " ".join(f"{v:.3f}" for v in value), "measured", meaning))
     return rows
 
 

@@ -34,7 +34,18 @@ def test_list_of_one_shows_range_unit_and_help(workbench: Command) -> None:
     shown = " ".join(workbench("list", "ngram").out.split())
     for option in technique.options:
         assert option.name in shown and " ".join(option.help.split()[:3]) in shown
-    assert "claimed:" in shown and technique.spec.paper in shown
+    assert "claimed " in shown and "Conditions: " in shown and technique.spec.paper in shown
+    assert f"--use ngram:{technique.options[0].name}=" in shown
+
+
+def test_list_of_one_says_what_it_does_needs_and_claims(workbench: Command) -> None:
+    shown = " ".join(workbench("list", "kvtc").out.split())
+    spec = catalog.get("kvtc").spec
+    assert spec.summary in shown and "lossy: changes results" in shown
+    assert "needs paged" in shown and "needs prefix_cache or radix_cache" in shown
+    assert all(c.text.rstrip(".") in shown and c.conditions in shown for c in spec.claims)
+    assert "ratio is an option of the method" in shown and "k_ratio and v_ratio instead" in shown
+    assert "has no options" in workbench("list", "reference").out
 
 
 def test_list_by_family_and_unknown_id(workbench: Command) -> None:

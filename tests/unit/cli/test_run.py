@@ -47,6 +47,13 @@ def test_text_is_streamed_then_numbers_with_tags(workbench: Command) -> None:
         assert word in told.out
 
 
+def test_every_number_of_acceptance_is_told_with_its_meaning(workbench: Command) -> None:
+    told = workbench(*ASK, "-u", "ngram", "--no-save").out
+    assert "expected_sum" not in told and "expected_n" not in told
+    rows = [line for line in told.partition("acceptance")[2].splitlines() if "measured" in line]
+    assert len(rows) >= 8 and all(len(line.partition("measured")[2].split()) >= 2 for line in rows)
+
+
 def test_the_same_seed_says_the_same(workbench: Command) -> None:
     sampled = (
         *ASK,
