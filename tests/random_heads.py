@@ -61,6 +61,21 @@ def eagle(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
+def fasteagle(config: ModelConfig, seed: int = 0, layers: int = 3) -> dict[str, Tensor]:
+    """Tensors of a FastEagle head in float64."""
+    gen, h = torch.Generator().manual_seed(seed), config.hidden_size
+    out = {
+        "fuse.weight": torch.randn(h, 4 * h, generator=gen).double() / (4 * h) ** 0.5,
+        "fuse.norms": 1 + 0.1 * torch.randn(4, h, generator=gen).double(),
+        "norms": 1 + 0.1 * torch.randn(layers, h, generator=gen).double(),
+        "ids": torch.randperm(config.vocab_size, generator=gen).to(torch.int32),
+    }
+    for i in range(layers):
+        out |= layer_tensors(config, i, h, gen)
+        out[f"layers.{i}.input_layernorm.weight"] = 1 + 0.1 * torch.randn(h, generator=gen).double()
+    return out
+
+
 def put(
     cache: Path, model: str, kind: str, fingerprint: str, tensors: dict[str, Tensor], **facts: Any
 ) -> Path:
@@ -90,33 +105,50 @@ class Oracle:
     def fused(self, streams: list[Tensor]) -> Tensor:
         if self.kind == "eagle":
             return self.norm(streams[0].double(), self.final)
-        rows = [self.norm(s.double(), g) for s, g in zip(streams, self.t["fuse.norms"], strict=True)]
-        return torch.cat(rows, -1) @ self.t["fuse.weight"].T
+        rows = [self.norm(s.double(), g) for s, g in zip(streams, self.t["fuse.norms"], strict=False)]
+        joined = torch.cat(rows, -1)
+        return joined @ self.t["fuse.weight"][:, : joined.shape[1]].T
 
     def run(self, ids: list[int], states: Tensor, sees: list[list[int]], positions: list[int]) -> Tensor:
         """Streams [n, H] behind the layer of rows that see the rows ``sees[i]`` each."""
-        c, t, embedded = self.config, self.t, self.embedded[ids]
+        t, embedded = self.t, self.embedded[ids]
         if self.kind == "eagle":
             stream = torch.cat((embedded, states), -1) @ t["fuse.weight"].T + t["fuse.bias"]
-            x = stream
-        else:
-            stream = states
-            gains = (t["layers.0.embed_norm.weight"], t["layers.0.state_norm.weight"])
-            x = torch.cat([self.norm(y, g) for y, g in zip((embedded, states), gains, strict=True)], -1)
-        q, k, v = (
-            (x @ t[f"layers.0.self_attn.{n}_proj.weight"].T).view(len(ids), -1, c.head_dim) for n in "qkv"
-        )
+            return self._layer(0, stream, stream, sees, positions)
+        gains = (t["layers.0.embed_norm.weight"], t["layers.0.state_norm.weight"])
+        x = torch.cat([self.norm(y, g) for y, g in zip((embedded, states), gains, strict=True)], -1)
+        return self._layer(0, states, x, sees, positions)
+
+    def cascade(self, ids: list[int], states: Tensor) -> list[Tensor]:
+        """Of a FastEagle head the logits [V] of every layer at the last row."""
+        t, n = self.t, len(ids)
+        width = t["fuse.weight"].shape[0]
+        embedded = self.norm(self.embedded[ids], t["fuse.norms"][3])
+        stream = states + embedded @ t["fuse.weight"][:, 3 * width :].T
+        out = []
+        for i, gain in enumerate(t["norms"]):
+            x = self.norm(stream, t[f"layers.{i}.input_layernorm.weight"])
+            stream = self._layer(i, stream, x, [list(range(r + 1)) for r in range(n)], list(range(n)))
+            out.append(self.norm(stream[-1], gain) @ self.embed.T)
+        return out
+
+    def _layer(
+        self, index: int, stream: Tensor, x: Tensor, sees: list[list[int]], positions: list[int]
+    ) -> Tensor:
+        """A layer whose q, k and v read ``x`` [n, *]."""
+        c, t, base = self.config, self.t, f"layers.{index}"
+        q, k, v = ((x @ t[f"{base}.self_attn.{n}_proj.weight"].T).view(len(x), -1, c.head_dim) for n in "qkv")
         q, k = self._turned(q, positions) * c.query_scale, self._turned(k, positions)
         per = c.num_heads // c.num_kv_heads
-        out = torch.zeros(len(ids), c.num_heads, c.head_dim, dtype=torch.float64)
+        out = torch.zeros(len(x), c.num_heads, c.head_dim, dtype=torch.float64)
         for i, seen in enumerate(sees):
             for head in range(c.num_heads):
                 keys, values = k[seen, head // per], v[seen, head // per]
                 out[i, head] = (keys @ q[i, head]).softmax(-1) @ values
-        hidden = stream + out.flatten(1) @ t["layers.0.self_attn.o_proj.weight"].T
-        z = self.norm(hidden, t["layers.0.post_attention_layernorm.weight"])
-        gate, up = (z @ t[f"layers.0.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
-        return hidden + (F.silu(gate) * up) @ t["layers.0.mlp.down_proj.weight"].T
+        hidden = stream + out.flatten(1) @ t[f"{base}.self_attn.o_proj.weight"].T
+        z = self.norm(hidden, t[f"{base}.post_attention_layernorm.weight"])
+        gate, up = (z @ t[f"{base}.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
+        return hidden + (F.silu(gate) * up) @ t[f"{base}.mlp.down_proj.weight"].T
 
     def logits(self, streams: Tensor) -> Tensor:
         gain = self.t.get("norm.weight")

@@ -50,6 +50,7 @@ MODULES: dict[str, str] = {
     "mtp": "workbench.speculative.mtp",
     "eagle": "workbench.speculative.eagle",
     "eagle3": "workbench.speculative.eagle3",
+    "fasteagle": "workbench.speculative.fasteagle",
     "verify": "workbench.speculative.verify",
     "typical": "workbench.speculative.typical",
     "goodput": "workbench.speculative.goodput",

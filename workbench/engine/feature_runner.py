@@ -89,14 +89,30 @@ class FeatureRunner(DraftRunner):
 
     def catch_up(self, ids: Seq[int]) -> list[Fed]:
         """Feed what was committed since; the row of the newest token is answered, and counts as fed."""
+        return self._forward(*self._missed(ids, logits=1))
+
+    def levels(self, ids: Seq[int]) -> list[Tensor]:
+        """Feed what was committed since; of the newest token's row the streams [N, H] behind every layer."""
+        spans, states = self._missed(ids, logits=0)
+        step = self._executor.prepare(StepPlan(0, tuple(spans)))
+        layers = tuple(range(1, self._executor.decoder.config.num_layers + 1))
+        out = self._executor.forward(step, layers, states=torch.cat(states))
+        rows, end = [], -1
+        for span in spans:
+            end += span.n_new
+            rows.append(torch.stack([out.captured[layer][end] for layer in layers]))
+        return rows
+
+    def _missed(self, ids: Seq[int], logits: int) -> tuple[list[SpanPlan], list[Tensor]]:
+        """Rows of what was committed since, at least the newest, with their states; they count as fed."""
         spans, states = [], []
         for i in ids:
             seq = self._live[i]
             first, end = min(self._fed[i], len(seq.tokens) - 1), len(seq.tokens)
-            spans.append(self._span(seq, seq.tokens[first:end], first, logits=1))
+            spans.append(self._span(seq, seq.tokens[first:end], first, logits=logits))
             states.append(self._states(i, first, end))
             self._fed[i] = end
-        return self._forward(spans, states)
+        return spans, states
 
     def draft(self, branches: Seq[Branch]) -> list[Fed]:
         """Feed drafted tokens."""

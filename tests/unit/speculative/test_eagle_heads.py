@@ -21,8 +21,11 @@ TREE = "eagle3:depth=3,width=4,nodes=14,vocab=0"
 CHAIN_1 = "eagle:tree=chain,depth=3,vocab=0"
 STATIC = "eagle:tree=static,vocab=0"
 DYNAMIC = "eagle:depth=3,width=4,nodes=14,vocab=0"
-CHAINS, TREES = (CHAIN, CHAIN_1), (TREE, STATIC, DYNAMIC)
-FEATURES = {"eagle3": [0, 1, 2], "eagle": [2]}
+FAST = "fasteagle:vocab=0"
+LEAVES = "fasteagle:width=5,vocab=0"
+CHAINS, TREES = (CHAIN, CHAIN_1, FAST), (TREE, STATIC, DYNAMIC, LEAVES)
+FEATURES = {"eagle3": [0, 1, 2], "eagle": [2], "fasteagle": [0, 1, 2]}
+LAYERS = {"eagle3": 1, "eagle": 1, "fasteagle": 3}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,7 +47,13 @@ def head(lab: ModuleType, random_heads: ModuleType, cache: Path):
         for kind, features in FEATURES.items():
             tensors = getattr(random_heads, kind)(source.config)
             random_heads.put(
-                cache, f"random-{family}", kind, source.fingerprint, tensors, features=features, layers=1
+                cache,
+                f"random-{family}",
+                kind,
+                source.fingerprint,
+                tensors,
+                features=features,
+                layers=LAYERS[kind],
             )
             matrices = (source.tensor(f"model.{n}.weight") for n in ("embed_tokens", "norm"))
             oracles[kind] = random_heads.Oracle(kind, source.config, tensors, *matrices)
@@ -107,10 +116,10 @@ def test_a_seeded_run_says_what_the_plain_run_says(lab, head, prompts, sampling)
     head()
     params = {"seed": 5, **sampling}
     expected, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts, **params)
-    for drafter in (TREE, DYNAMIC, "eagle:tree=static,draws=false"):
+    for drafter in (TREE, DYNAMIC, LEAVES, "eagle:tree=static,draws=false"):
         found, drafts = generate(lab, lab.make_engine("paged", drafter, page_size=PAGE), prompts, **params)
         assert found == expected and {d.rule for d in drafts} == {"r3"}
-    for drafter, rule in ((CHAIN, "r2"), (CHAIN_1, "r2"), (STATIC, "r6")):
+    for drafter, rule in ((CHAIN, "r2"), (CHAIN_1, "r2"), (FAST, "r2"), (STATIC, "r6")):
         matched = lab.make_engine("paged", drafter, "verify:rule=r4", page_size=PAGE)
         assert generate(lab, matched, prompts, **params)[0] == expected
         _, drafts = generate(lab, lab.make_engine("paged", drafter, page_size=PAGE), prompts, **params)
@@ -138,7 +147,7 @@ def oracle_chain(oracle, engine, ids, depth):
 
 
 @pytest.mark.parametrize("budget", [0, 3, 16])
-@pytest.mark.parametrize("drafter", CHAINS)
+@pytest.mark.parametrize("drafter", [CHAIN, CHAIN_1])
 def test_a_chain_is_the_oracles_whatever_the_chunks(lab, head, prompts, drafter, budget):
     """Position by position: true states of committed tokens, its own of drafted ones."""
     oracle = head("llama", drafter)
@@ -201,10 +210,10 @@ def test_a_tree_is_the_one_that_brute_force_grows(lab, head, prompts, drafter):
     assert seen > 3
 
 
-def drafter_rows(engine, seq):
-    """K of the drafter's layer for the tokens whose rows it holds for good."""
+def drafter_rows(engine, seq, local=0):
+    """K of a layer of the drafter's, for the tokens whose rows it holds for good."""
     store, table = engine.kv.stores[0], seq.tables[0]
-    layer = engine.executor.decoder.config.num_layers
+    layer = engine.executor.decoder.config.num_layers + local
     slots = torch.tensor([table[i // PAGE] * PAGE + i % PAGE for i in range(seq.drafted)])
     k = store.planes["k"][layer]  # [pages, Hkv, P, D]
     return k.transpose(1, 2).flatten(0, 1)[slots]
@@ -214,7 +223,8 @@ def drafter_rows(engine, seq):
 def test_kv_after_every_round_is_that_of_a_fresh_pass(lab, head, prompts, drafter):
     """Gate G6: no row of a draft stays, accepted or not; accepted tokens are fed again with true states."""
     head()
-    plainer = CHAIN_1 if drafter.startswith("eagle:") else CHAIN
+    kind = drafter.partition(":")[0]
+    plainer = {"eagle": CHAIN_1, "eagle3": CHAIN, "fasteagle": FAST}[kind]
     engine = lab.make_engine("paged", drafter, page_size=PAGE)
     for name, prompt in enumerate(prompts[:2]):
         engine.add(Request(f"a{name}", tuple(prompt), SamplingParams(max_tokens=20, ignore_eos=True)))
@@ -231,7 +241,9 @@ def test_kv_after_every_round_is_that_of_a_fresh_pass(lab, head, prompts, drafte
             (fresh,) = other.sequences("b")
             n = min(seq.drafted, fresh.drafted)
             assert n >= len(seq.tokens) - 5
-            assert torch.equal(drafter_rows(engine, seq)[:n], drafter_rows(other, fresh)[:n])
+            for layer in range(LAYERS[kind]):
+                rows = (drafter_rows(e, s, layer)[:n] for e, s in ((engine, seq), (other, fresh)))
+                assert torch.equal(*rows)
             checked += 1
     assert checked > 4
 
@@ -333,3 +345,30 @@ def test_the_static_tree_is_eagles(lab, head, prompts):
         assert [depths.count(n) for n in range(1, 6)] == [4, 8, 8, 3, 2]
         siblings = [[c for c, q in zip(d.chances, d.parents, strict=True) if q == p] for p in set(d.parents)]
         assert all(chances == sorted(chances, reverse=True) for chances in siblings)
+
+
+@pytest.mark.parametrize("drafter", [FAST, LEAVES])
+def test_a_cascade_drafts_all_positions_in_one_pass(lab, head, prompts, drafter):
+    """Its laws are the oracle's and do not depend on what it drafts; side leaves hang on the backbone."""
+    oracle = head("llama", drafter)
+    engine = lab.make_engine("paged", drafter, page_size=PAGE)
+    fresh = lab.make_engine("paged", page_size=PAGE)
+    width = engine.drafting.drafter.width
+    for prompt in prompts[:2]:
+        ran = lab.run_engine(engine, [prompt], max_tokens=20, ignore_eos=True)
+        ids, known = [*prompt, *ran.ids("r0")], len(prompt)
+        for step in ran.steps:
+            for d in step.drafts:
+                laws = oracle.cascade(ids[:known], states_of(oracle, fresh, ids[:known]))
+                best = [law.topk(width).indices.tolist() for law in laws]
+                wanted = [t for level in best for t in level]
+                assert list(d.tokens) == wanted[: len(d.tokens)]
+                assert all(p < 0 or p % width == 0 for p in d.parents)
+                assert len(d.tokens) == 3 * width or known + 20 > len(ids)
+            known += sum(len(e.tokens) for e in ran.events if e.step == step.step)
+    drafting = [s for s in ran.steps if s.drafts]
+    assert engine.drafting.drafter.passes >= len(drafting) > 0
+    before = engine.drafting.drafter.passes
+    again = lab.run_engine(engine, prompts[:3], max_tokens=6, ignore_eos=True)
+    rounds = sum(bool(s.drafts) for s in again.steps)
+    assert engine.drafting.drafter.passes - before == rounds  # one for all sequences of a step
