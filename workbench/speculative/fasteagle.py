@@ -1,10 +1,10 @@
 """FastEagle: a cascade of layers drafts every position in one pass.
 
-Huang et al., "FastEagle: Cascaded Drafting for Accelerating Speculative Decoding" (arXiv 2509.20416). Where EAGLE
-runs one layer again and again, N layers of their own follow one another: layer i's output goes through the
-target's head and proposes the i-th token ahead. Depth takes the place of time, so a round has one draft pass,
-and no position knows what was drafted before it: deep positions are less often right. Every layer keeps K and V
-of committed tokens. Reads what EAGLE-3 reads.
+Huang et al., "FastEagle: Cascaded Drafting for Accelerating Speculative Decoding" (arXiv 2509.20416). Where
+EAGLE runs one layer again and again, N layers of their own follow one another: layer i's output goes through
+the target's head and proposes the i-th token ahead. Depth takes the place of time, so a round has one draft
+pass, and no position knows what was drafted before it: deep positions are less often right. Every layer keeps
+K and V of committed tokens. Reads what EAGLE-3 reads.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Config:
         low=1,
         high=16,
         unit="tokens",
-        help="Candidates per position: the first goes on, the rest are leaves.",
+        help="Candidates per position: the first goes on, others are leaves.",
     )
     vocab: int = option(
         8192,
@@ -68,8 +68,8 @@ SPEC = TechniqueSpec(
     seam="drafter",
     kind="exact",
     summary=(
-        "A cascade of trained layers drafts all positions in a single pass, one per layer, as a chain or with "
-        "side leaves. A head is trained for one model: workbench train fasteagle."
+        "A cascade of trained layers drafts all positions in a single pass, one per layer, as a chain or "
+        "with side leaves. A head is trained for one model: workbench train fasteagle."
     ),
     paper="https://arxiv.org/abs/2509.20416",
     stages=("draft",),
