@@ -13,6 +13,8 @@ from typing import Any
 from workbench.spec.events import KV_IN_USE, PHASES, DraftRecord, RequestEvent, StepEvent, TokenInfo, fullest
 from workbench.speculative.stats import acceptance
 from workbench.widgets.kv_views.page_changes import Change, changes, number
+from workbench.widgets.spec_views.badge import kind_of
+from workbench.widgets.spec_views.panel_drafts import DraftsTab
 
 MAX_TOKENS = 4000  # tokens kept on screen
 PAGES_S = 0.1  # seconds between two pictures of the pages
@@ -43,6 +45,7 @@ class LiveRun:
     samples: set[int] = field(default_factory=set)
     pages: Any = None  # PageSnapshot of the latest moment at which a sequence ran
     changes: list[Change] = field(default_factory=list)  # what happened to pages, as far as it was seen
+    _tab: DraftsTab | None = None
     _looked: float = 0.0
     _running: int = 0
     _again: bool = False
@@ -149,7 +152,13 @@ class LiveRun:
             "tokens": [[self.decode([t]), i in kept] for i, t in enumerate(d.tokens)],
             "source": d.source,
             "rule": d.rule,
+            "kind": kind_of([d]),
         }
+
+    def drafts_tab(self) -> dict[str, Any]:
+        """The latest rounds as trees, and what all of them come to; empty when nothing was drafted."""
+        self._tab = self._tab or DraftsTab(self.decode)
+        return self._tab.drawn(self.steps, self.plain)
 
     @property
     def path(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import ipywidgets as w
 
-from workbench.widgets import snapshot, where
+from workbench.widgets import clean, snapshot, where
 from workbench.widgets.clicks import Clicks
 from workbench.widgets.controller import Controller
 from workbench.widgets.controls import Controls
@@ -45,6 +45,7 @@ class Gui:
         self._inputs: object = None
         self._menus: object = None
         self._pages: Any = None
+        self._drafts: object = None
         self.show()
 
     def show(self) -> None:
@@ -69,6 +70,10 @@ class Gui:
             if c.live is not None and c.live.pages is not self._pages:
                 self._pages = c.live.pages
                 traits["pages"] = pages.drawn(self._pages, c.live.changes) if self._pages is not None else {}
+            drafts = (c.live, len(c.live.steps)) if c.live is not None else None
+            if drafts != self._drafts and c.live is not None:
+                self._drafts = drafts
+                traits["drafts"] = clean.plain(c.live.drafts_tab())
             menus = (c.session, c.session.plan.page_size, tuple(c.wanted.items()), opening)
             if menus != self._menus:
                 self._menus = menus

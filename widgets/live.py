@@ -1,4 +1,4 @@
-"""The live region as one widget: streaming text, meters, tabs. State is six traits, actions are messages.
+"""The live region as one widget: streaming text, meters, tabs. State is seven traits, actions are messages.
 
 Its script is put together from the files in ``static/``, in order; nothing is fetched, and no module imports
 another one, so it also works where the notebook server serves no files.
@@ -14,8 +14,8 @@ import anywidget
 import traitlets
 
 _STATIC = Path(__file__).resolve().parent / "static"
-_SCRIPTS = ("dom.js", "run.js", "meters.js", "tabs.js", "live.js")
-_STYLES = ("live.css", "controls.css")
+_SCRIPTS = ("dom.js", "stepper.js", "tree.js", "drafts.js", "run.js", "meters.js", "tabs.js", "live.js")
+_STYLES = ("live.css", "controls.css", "lanes.css", "tree.css")
 
 
 def joined(names: tuple[str, ...]) -> str:
@@ -33,6 +33,7 @@ class Live(anywidget.AnyWidget):
     meters = traitlets.Dict().tag(sync=True)
     tables = traitlets.Dict().tag(sync=True)
     pages = traitlets.Dict().tag(sync=True)
+    drafts = traitlets.Dict().tag(sync=True)
     inputs = traitlets.Dict().tag(sync=True)
 
     def __init__(self, action: Callable[[Mapping[str, Any]], None], **traits: Any) -> None:

@@ -7,8 +7,7 @@ stored run; what it returns has ``figure`` and ``table``; where stepping through
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from workbench.widgets.lazy import names_in
 
 _WHERE = {
     "law_of_rules": "rule_law",
@@ -17,11 +16,4 @@ _WHERE = {
 
 __all__ = list(_WHERE)
 
-
-def __getattr__(name: str) -> Any:
-    """The function a view starts with, imported when it is first used."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = names_in(__name__, _WHERE)

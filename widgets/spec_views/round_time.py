@@ -69,11 +69,10 @@ def figure(runs: Sequence[Run], theme: Theme = "auto") -> Any:
             "<extra></extra>",
         )  # fmt: skip
     plain = _plain(runs)
-    if plain is not None:
-        out.add_hline(
-            y=plain, line={"color": INKS[theme]["text"], "width": 1.5, "dash": "dash"},
-            annotation={"text": f"a plain step, {plain:.3g} ms", "font": {"size": 11}},
-            annotation_position="top left",
+    if plain is not None and x:
+        out.add_scatter(
+            x=[x[0] - 0.5, x[-1] + 0.5], y=[plain, plain], mode="lines", name=f"a plain step, {plain:.3g} ms",
+            line={"color": INKS[theme]["text"], "width": 1.5, "dash": "dash"}, hoverinfo="skip",
         )  # fmt: skip
     out.update_layout(barmode="stack", bargap=0.1)
     return out

@@ -20,6 +20,7 @@ function render({ model, el: host }) {
     meters: (m) => { run.meters(m); meters.meters(m); },
     tables: (t) => tabs.tables(t),
     pages: (p) => tabs.pages(p),
+    drafts: (d) => tabs.drafts(d),
     inputs: (v) => run.inputs(v),
   };
   const stops = Object.entries(redraw).map(([name, draw]) => {

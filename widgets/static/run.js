@@ -120,7 +120,8 @@ function drawText(node, t, drawn) {
 function drawDraft(node, draft) {
   const tokens = (draft && draft.tokens) || [];
   show(node, tokens.length > 0);
-  node.replaceChildren(el("span", { class: "iwb-label", text: `last draft (${draft?.source || ""})` }),
+  node.replaceChildren(el("span", { class: "iwb-label", text: `last draft (${draft?.source || ""}${draft?.rule ? `, rule ${draft.rule}` : ""})` }),
+    draft?.kind ? el("span", { class: `iwb-badge iwb-badge-${draft.kind}`, text: draft.kind }) : "",
     ...tokens.map(([text, kept]) => el("span", { class: `iwb-tok ${kept ? "iwb-accepted" : "iwb-rejected"}`,
       title: kept ? "accepted" : "rejected", text: text.replace(/\n/g, "⏎") || "␣" })));
 }

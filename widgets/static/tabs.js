@@ -1,4 +1,4 @@
-// Below: pages, history, comparison, code. A tab list as the ARIA practices describe it.
+// Below: pages, drafts, history, comparison, code. A tab list as the ARIA practices describe it.
 function drawPages(pane, p) {
   const groups = p.groups || [];
   if (!groups.length) {
@@ -20,7 +20,7 @@ function drawPages(pane, p) {
 
 function tabsRegion() {
   const id = `iwb-${Math.random().toString(36).slice(2, 8)}`;
-  const names = [["pages", "Pages"], ["history", "History"], ["compare", "Compare"], ["code", "Code"]];
+  const names = [["pages", "Pages"], ["drafts", "Drafts"], ["history", "History"], ["compare", "Compare"], ["code", "Code"]];
   const panes = {}, tabs = {};
   const select = (name, focus) => {
     for (const [n] of names) {
@@ -42,9 +42,12 @@ function tabsRegion() {
     if (at >= 0 && step) { event.preventDefault(); select(names[(at + step + names.length) % names.length][0], true); }
   });
   select("pages", false);
+  const drafts = draftsRegion();
+  panes.drafts.append(drafts.node);
   return {
     node: el("section", { class: "iwb-tabs", "aria-label": "Details" }, list, ...names.map(([n]) => panes[n])),
     pages(p) { drawPages(panes.pages, p); },
+    drafts(d) { drafts.draw(d); },
     tables(t) {
       panes.history.replaceChildren(tableOf(t.history, "Runs of this panel appear here."));
       panes.compare.replaceChildren(tableOf(t.compare, "Pin a run as A, change the recipe, run again: the difference appears here."));
