@@ -125,7 +125,7 @@ def read_head(data: bytes | memoryview, length: int, kind: str, version: int) ->
     try:
         told = json.loads(text)
         header, table = dict(told["header"]), [(str(n), int(b), int(c)) for n, b, c in told["streams"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as err:
+    except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as err:  # 1e999 is no length
         raise PayloadError(f"The header of the stored KV cannot be read: {err}.", hint=_AGAIN) from None
     return Head(header, table, end)
 

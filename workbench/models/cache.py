@@ -124,9 +124,12 @@ def remembered(label: str, files: Sequence[Path], compute: Callable[[], str]) ->
     except (OSError, ValueError, KeyError, TypeError):
         pass
     value = compute()
-    with contextlib.suppress(OSError):
+    temporary = note.with_suffix(f".{os.getpid()}.tmp")
+    try:
         note.parent.mkdir(parents=True, exist_ok=True)
-        temporary = note.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps({"digest": value, "label": label, "files": [p.name for p in files]}))
         temporary.replace(note)
+    except OSError:
+        with contextlib.suppress(OSError):  # a full disk keeps the name of what it could not hold
+            temporary.unlink(missing_ok=True)
     return value

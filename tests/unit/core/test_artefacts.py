@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import safetensors
 
@@ -71,6 +73,16 @@ def test_a_cache_folder_that_cannot_be_made_is_named(folder, tmp_path):
     assert "WORKBENCH_CACHE" in (refused.value.hint or "")
     assert kept("a", read, Made(), write) == "measured"
     assert remembered("x", [folder], lambda: "f" * 64) == "f" * 64
+
+
+def test_a_digest_that_a_full_disk_cannot_hold_leaves_no_part(folder, tmp_path, monkeypatch):
+    def full(path, text):
+        path.touch()
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert remembered("x", [tmp_path], lambda: "f" * 64) == "f" * 64
+    assert list((folder / "digests").iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [OSError(28, "full"), safetensors.SafetensorError("io")])

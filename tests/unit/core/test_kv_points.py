@@ -69,7 +69,8 @@ def test_a_value_of_another_type_is_not_taken_for_a_result(tmp_path: Path, name:
 @pytest.mark.parametrize(
     "line",
     [b"\xff\xfe", b"[]", b"{}", b"null", b'{"key": 1}', b'{"key": "a", "result": {}}',
-     b'{"key": "a", "result": {"scores": [], "tokens": 1}}', b'{"key": ["a"], "result": null}'],
+     b'{"key": "a", "result": {"scores": [], "tokens": 1}}', b'{"key": ["a"], "result": null}',
+     b"[" * 100_000],
 )  # fmt: skip
 def test_lines_that_mean_nothing_are_passed_over(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "points.jsonl"

@@ -53,12 +53,19 @@ def test_another_format_or_version_is_named():
         read_payload(b"PK\x03\x04" + DATA[4:], "toy", 3)
 
 
-def test_a_header_with_a_right_checksum_and_wrong_content_is_refused():
+@pytest.mark.parametrize(
+    ("good", "bad"), [(b'"streams"', b'"streamz"'), (b'"codes",200', b'"codes",1e9' + b"9" * 3)]
+)
+def test_a_header_with_a_right_checksum_and_wrong_content_is_refused(good: bytes, bad: bytes):
+    """A number beyond all floats is one that json reads, as infinity."""
     size = int.from_bytes(DATA[14:18], "little")
-    text = DATA[START : START + size].replace(b'"streams"', b'"streamz"')
-    crc = zlib.crc32(text, zlib.crc32(DATA[: START - 4])).to_bytes(4, "little")
+    text = DATA[START : START + size].replace(good, bad)
+    begin = bytearray(DATA[: START - 4])
+    begin[14:18] = len(text).to_bytes(4, "little")
+    begin[18:26] = (len(DATA) + len(text) - size).to_bytes(8, "little")
+    crc = zlib.crc32(text, zlib.crc32(begin)).to_bytes(4, "little")
     with pytest.raises(PayloadError, match="cannot be read"):
-        read_payload(DATA[: START - 4] + crc + text + DATA[START + size :], "toy", 3)
+        read_payload(bytes(begin) + crc + text + DATA[START + size :], "toy", 3)
 
 
 def test_a_stream_of_another_length_is_refused():
