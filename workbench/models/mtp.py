@@ -33,9 +33,11 @@ class MTPWeights:
 
 
 def mtp_config(config: ModelConfig) -> ModelConfig:
-    """The configuration of one module: a layer of the model's that sees all keys."""
-    kind = FULL if FULL in dict(config.rope) else config.layer_types[0]
-    return replace(config, num_layers=1, layer_types=(kind,), rope=((kind, config.rope_of(kind)),))
+    """The configuration of all modules: layers of the model's sizes that see all keys."""
+    kind, count = FULL if FULL in dict(config.rope) else config.layer_types[0], config.mtp_modules
+    return replace(
+        config, num_layers=count, layer_types=(kind,) * count, rope=((kind, config.rope_of(kind)),)
+    )
 
 
 def read_mtp(source: Source, index: int, pack: Pack, weights: WeightSet) -> MTPWeights:

@@ -4,11 +4,13 @@ DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437, section 2.2); GLM
 one such module. The module's row of token x_s reads [enorm(emb(x_s)), hnorm(h_{s-1})], with h the model's
 last state behind its final norm, and predicts x_{s+1} through the model's own head. Further tokens are
 drafted by feeding what leaves the module's layer back as the state (recursion), which FastMTP (arXiv
-2509.18362) trains for. The module's K and V are a further layer in the target's pages.
+2509.18362) trains for; of several modules each reads the states of the one before, and step j of a draft is
+module j mod D's. The module's K and V are a further layer in the target's pages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +20,8 @@ from torch import Tensor
 from workbench.models.decoder import Decoder
 from workbench.models.feature_decoder import Entrance, FeatureDecoder
 from workbench.models.mtp import MTPWeights, mtp_config, read_mtp
-from workbench.models.norms import fast_norm, pinned_norm
+from workbench.models.mtp_chain import ChainDecoder
+from workbench.models.norms import Norm, fast_norm, pinned_norm
 from workbench.models.registry import open_source
 from workbench.models.source import Source
 from workbench.models.weightset import Pack
@@ -70,22 +73,32 @@ SPEC = TechniqueSpec(
 
 
 def build(source: Source, target: Decoder, pack: Pack) -> Net:
-    """The module on its target: it shares embedding and head. Raises :class:`HeadMismatch`."""
+    """The modules on their target: they share embedding and head. Raises :class:`HeadMismatch`."""
     weights, config = target.weights, mtp_config(target.config)
     if source.fingerprint != weights.fingerprint:
         raise HeadMismatch(
             "The checkpoint changed since the model was loaded: its module belongs to other weights.",
             hint="Load the model again.",
         )
-    module = read_mtp(source, 0, pack, weights)
-    own = replace(weights, layers=(module.layer,), final_gain=module.head_gain, method="plain")
-    return Net(FeatureDecoder(config, own, entrance(module, target)), lambda s: target.final_norm(s[0]), None)
+    modules = [read_mtp(source, k, pack, weights) for k in range(config.num_layers)]
+    entrances = [entrance(module, target) for module in modules]
+    own = replace(
+        weights,
+        layers=tuple(module.layer for module in modules),
+        final_gain=modules[0].head_gain,
+        method="plain",
+    )
+    if len(modules) == 1:
+        made = FeatureDecoder(config, own, entrances[0])
+    else:
+        norm = _norm_of(target)
+        made = ChainDecoder(config, own, entrances, [norm(m.head_gain, config.norm_eps) for m in modules])
+    return Net(made, lambda streams: target.final_norm(streams[0]), None)
 
 
 def entrance(module: MTPWeights, target: Decoder) -> Entrance:
     """eh_proj [enorm(embedding), hnorm(state)], the embedding first."""
-    norm = pinned_norm if target.weights.numerics == "pinned" else fast_norm
-    eps = target.config.norm_eps
+    norm, eps = _norm_of(target), target.config.norm_eps
     embed_norm, state_norm = norm(module.embed_gain, eps), norm(module.state_gain, eps)
     project, dtype = module.project, target.weights.residual_dtype
 
@@ -93,6 +106,10 @@ def entrance(module: MTPWeights, target: Decoder) -> Entrance:
         return project(torch.cat((embed_norm(embedded), state_norm(states)), -1)).to(dtype)
 
     return Entrance(stream, held=(project,))
+
+
+def _norm_of(target: Decoder) -> Callable[[Tensor, float], Norm]:
+    return pinned_norm if target.weights.numerics == "pinned" else fast_norm
 
 
 def bind(config: Config, context: Any) -> FeatureHead:
@@ -107,4 +124,5 @@ def bind(config: Config, context: Any) -> FeatureHead:
     def made(target: Decoder, pack: Pack) -> Net:
         return build(open_source(context.model), target, pack)
 
-    return FeatureHead("mtp", Drafts(config.k, config.k, config.draws), (model.num_layers,), 1, made)
+    drafts = Drafts(config.k, config.k, config.draws)
+    return FeatureHead("mtp", drafts, (model.num_layers,), model.mtp_modules, made)

@@ -51,16 +51,30 @@ def _inference():
         yield
 
 
+def random_model(modules: int) -> MTPModel:
+    """Modules that agree with the model now and then: their layers are its last one."""
+    model = MTPModel(TOY, modules, 5).double()
+    noise = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for module in model.mtp:
+            module.load_state_dict(model.main.model.layers[-1].state_dict(), strict=False)
+            module.eh_proj.weight.copy_(torch.cat((torch.zeros(32, 32), torch.eye(32)), 1))
+            module.eh_proj.weight.add_(0.05 * torch.randn(32, 64, generator=noise))
+    return model
+
+
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MTPModel]:
-    """A random model whose module agrees with it now and then: its layer is the model's last one."""
-    folder = tmp_path_factory.mktemp("toy")
-    model = MTPModel(TOY, 1, 5).double()
-    with torch.no_grad():
-        module, last = model.mtp[0], model.main.model.layers[-1]
-        module.load_state_dict(last.state_dict(), strict=False)
-        module.eh_proj.weight.copy_(torch.cat((torch.zeros(32, 32), torch.eye(32)), 1))
-        module.eh_proj.weight.add_(0.05 * torch.randn(32, 64, generator=torch.Generator().manual_seed(1)))
+    """A checkpoint with one module."""
+    folder, model = tmp_path_factory.mktemp("toy"), random_model(1)
+    write_weights(folder, model, torch.float64)
+    return folder, model
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MTPModel]:
+    """A checkpoint with three."""
+    folder, model = tmp_path_factory.mktemp("three"), random_model(3)
     write_weights(folder, model, torch.float64)
     return folder, model
 
@@ -188,6 +202,51 @@ def test_it_is_served_as_it_was_trained(toy, uses):
         passes = model.recursion(torch.tensor([text]), 4)
         for d, logits in enumerate(rows):
             torch.testing.assert_close(logits, passes.drafts[d][0, newest + d], rtol=0, atol=2e-5)
+
+
+def chained(model: MTPModel, text: list[int], newest: int) -> list[list[Tensor]]:
+    """Streams [H] by row and module, one module and row after another, of a draft behind row ``newest``."""
+    embeds, state, rotation = model._main(torch.tensor([text]))
+    given: list[list[Tensor]] = [[] for _ in model.mtp]  # by module, what each row was given
+    left: list[list[Tensor]] = []
+    zero = torch.zeros(TOY.hidden_size).double()
+    for row in range(len(text)):
+        before = left[-1] if left else [zero] * len(model.mtp)
+        first = state[0, row - 1] if 0 < row <= newest else before[-1]
+        left.append([])
+        for k, (module, so_far) in enumerate(zip(model.mtp, given, strict=True)):
+            so_far.append(before[k - 1] if k else first)
+            rows = torch.stack([*so_far[1:], zero])[None]  # unroll moves states back by one row
+            turned = tuple(r[:, : row + 1] for r in rotation)
+            left[-1].append(module.unroll(embeds[:, : row + 1], rows, turned)[0][0, row])
+    return left
+
+
+@pytest.mark.parametrize("uses", [(), ("chunked_prefill:budget=16",), ("prefix_cache",)], ids=str)
+def test_several_modules_are_served_as_the_chain_that_was_trained(three, uses):
+    """Step j has the logits of module j of the training's chain; from D on the first goes on from it."""
+    folder, model = three
+    drafts = served(make_engine(folder, "mtp:k=5", *uses), PROMPTS[3], 30)
+    assert len(drafts) > 6 and max(len(rows) for *_, rows in drafts) == 5
+    for text, newest, rows in drafts:
+        chain = model.chain(torch.tensor([text])).drafts
+        streams = chained(model, text, newest) if len(rows) > 3 else []
+        for j, logits in enumerate(rows):
+            if j < 3:
+                torch.testing.assert_close(logits, chain[j][0, newest + j], rtol=0, atol=2e-5)
+            if streams:
+                expected = model.head(model.mtp[j % 3].normed(streams[newest + j][j % 3]))
+                torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("uses", [(), ("radix_cache", "chunked_prefill:budget=16", "kv_int8")], ids=str)
+def test_output_with_several_modules_is_the_targets(three, uses):
+    expected, _ = generate(make_engine(three[0], *uses), PROMPTS)
+    engine = make_engine(three[0], "mtp:k=4", *uses)
+    for _ in range(2):
+        found, drafts = generate(engine, PROMPTS)
+        assert found == expected and any(d.accepted for d in drafts)
+    assert engine.kv.stores[0].geometry.layers == TOY.num_hidden_layers + 3
 
 
 def test_embedding_and_head_are_the_targets_own(toy):

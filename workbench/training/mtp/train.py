@@ -61,8 +61,9 @@ def train_joint(
     folder: Path,
     fingerprint: str,
     on_point: OnPoint = lambda point: None,
+    until: int = 0,
 ) -> tuple[MTPModel, checkpoint.Progress]:
-    """Train main model and modules, or go on from the checkpoint in ``folder``."""
+    """Train main model and modules, or go on from the checkpoint in ``folder``; ``until``: see :func:`run`."""
     model = MTPModel(config, joint.modules, settings.seed)
     optimizers = optimizers_for(model, settings)
     key = f"{run_key(settings, fingerprint)} {joint}"
@@ -81,6 +82,7 @@ def train_joint(
         lambda: scores(model.chain, held_out),
         folder,
         on_point,
+        until,
     )
     return model, progress
 

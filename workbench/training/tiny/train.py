@@ -163,15 +163,17 @@ def run(
     measure: Callable[[], dict[str, float]],
     folder: Path,
     on_point: Callable[[dict[str, float]], None],
+    until: int = 0,
 ) -> None:
     """Spend what is left of the budget on ``model`` in place, with checkpoints in ``folder``.
 
     ``loss(rows, share)`` is that of int64 ``[N, T]`` at a share of the budget, under autocast; ``measure()``
-    gives further columns of the learning curve.
+    gives further columns of the learning curve. ``until``: the step behind which the run is left, its
+    schedule unfinished; 0: none.
     """
     last_save = last_eval = progress.seconds
     recent = progress.curve[-1]["train_loss"] if progress.curve else None
-    while (share := _share(settings, progress)) < 1.0:
+    while (share := _share(settings, progress)) < 1.0 and (not until or progress.step < until):
         started = time.thread_time()
         length = window_length(share)
         rows = corpus.batch(progress.windows, max(1, settings.batch_tokens // length), length)
@@ -182,7 +184,7 @@ def run(
         progress.windows += len(rows)
         progress.tokens += rows.numel()
         progress.seconds += time.thread_time() - started
-        done = _share(settings, progress) >= 1.0
+        done = _share(settings, progress) >= 1.0 or progress.step == until
         if settings.steps:
             due = progress.step % settings.eval_every_steps == 0
         else:
