@@ -124,7 +124,7 @@ def run_group(group: Group, shape: AttentionShape, q: Tensor, k: Tensor, v: Tens
         mass = mass.mul_(fade).add_(p.sum(-1, keepdim=True))
         acc = acc.mul_(fade).add_(torch.bmm(p, values.view(n * heads, -1, dim)))
         top = above
-    acc = torch.where(mass > 0, acc / mass, 0.0)
+    acc = torch.where(mass == 0, 0.0, acc / mass)  # a NaN that was seen stays one
     return acc.view(n, heads, ROWS, -1, dim).transpose(1, 2).reshape(n * ROWS, -1)
 
 

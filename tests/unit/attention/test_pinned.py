@@ -204,6 +204,19 @@ def test_att_04_unused_slots_never_reach_an_output_pinned():
     assert outs[0].isfinite().all() and torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_what_is_no_number_and_is_seen_reaches_its_own_sequence(which: str, bad: float):
+    """An answer of zeros would hide that the model broke."""
+    shape = AttentionShape(4, 2, 40, 16)
+    k, v = torch.ones(2, 5, 2, 16, 40, dtype=torch.float32)
+    (k if which == "k" else v)[1, :, 3] = bad
+    spans = [chain(20, 2, [1, 2]), chain(9, 1, [3])]
+    q = torch.ones(3, 4, 40, dtype=torch.float32)
+    got = run(shape, spans, q, k, v)
+    assert not got[:2].isfinite().any() and got[2].isfinite().all()
+
+
 def test_paths_hold_every_row_once():
     span = AttentionSpan(6, 0, [0], [0, 1, 1, 2, 2, 0], parents=[-1, 0, 0, 2, 2, -1])
     assert paths(span) == [([0, 1], [0, 1]), ([0, 2, 3], [1, 2]), ([0, 2, 4], [2]), ([5], [0])]
