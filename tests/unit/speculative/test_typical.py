@@ -8,6 +8,7 @@ import torch
 from workbench.engine.draft_seams import DraftTree, Verdict
 from workbench.speculative.stats import acceptance
 from workbench.speculative.typical import SPEC, Config, bind, thresholds, typical
+from workbench.speculative.verify import ExactVerify
 
 FAIR = torch.full((4,), 0.25, dtype=torch.float64)
 SURE = torch.tensor([0.97, 0.01, 0.01, 0.01], dtype=torch.float64)
@@ -57,6 +58,41 @@ def test_at_temperature_zero_it_is_the_greedy_rule():
     assert checker.rule_for(tree, greedy=True) == "r1" and checker.rule_for(tree) == "typical"
     one_hot = torch.eye(4, dtype=torch.float64)[[3, 2, 0]]
     assert checker.sampled(tree, one_hot, first, lambda d, i: 0.0).path == (0,)
+
+
+@pytest.mark.parametrize("vocab", [2, 7, 61])
+def test_it_keeps_at_least_what_the_exact_rule_keeps_of_a_models_first_choices(vocab):
+    """exp(-H) is at most the largest probability, so the bar, with δ < 1, is below it: the chance is 1."""
+    sharp = torch.linspace(0, 8, 400, dtype=torch.float64)[:, None]
+    laws = torch.randn(400, vocab, dtype=torch.float64) * sharp
+    exact = ExactVerify()
+    for p in laws.softmax(-1):
+        tree = DraftTree.chain([int(p.argmax())], "toy")
+        ours = typical(tree, p.repeat(2, 1), first, 0.09, 0.3)
+        theirs = exact.sampled(tree, p.repeat(2, 1), first, lambda depth, i: 0.0)
+        assert ours.path == (0,) and ours.expected == (1.0,)
+        assert theirs.expected == pytest.approx((float(p.max()),))
+
+
+def test_a_draft_of_first_choices_is_kept_whole_and_by_the_exact_rule_in_part(lab, scripted):
+    """The engine, every step with drafts of what the model finds likeliest; laws from sharp to flat."""
+    laws = (torch.randn(40, 61) * torch.linspace(0.5, 3, 40)[:, None]).to(torch.float64)
+
+    class FirstChoices(scripted.Replay):
+        def _one(self, context):
+            begin, n = len(context.tokens), min(self.max_draft, context.room)
+            draft = [int(laws[at - 1].argmax()) for at in range(begin, begin + n)]
+            return DraftTree.chain(draft, self.name) if draft else None
+
+    rates = {}
+    for rule in ("verify", "typical"):
+        engine = scripted.attach(lab.make_engine("paged", "ngram", rule), FirstChoices([], 4))
+        scripted.say(engine, lambda seq, position: laws[position])
+        with torch.inference_mode():
+            ran = lab.run_engine(engine, [[1, 2, 3], [4, 5, 6]], max_tokens=30, temperature=1.0, seed=3)
+        rates[rule] = acceptance([d for s in ran.steps for d in s.drafts]).rate
+    assert rates["typical"] == 1.0
+    assert 0 < rates["verify"] < 1  # 60 tokens, of which some have a chance of a quarter and less
 
 
 def test_spd_20_the_lossy_rule_says_so_and_reports_its_measured_mismatch(lab):
