@@ -70,9 +70,10 @@ class ChainDecoder(FeatureDecoder):
 
     def _normed(self, streams: Tensor, modules: Tensor) -> Tensor:
         out = torch.empty_like(streams)
-        for module in modules.unique().tolist():
+        for module, norm in enumerate(self._norms):
             rows = modules == module
-            out[rows] = self._norms[module](streams[rows])
+            if bool(rows.any()):
+                out[rows] = norm(streams[rows])
         return out
 
     def own_nbytes(self, target: Decoder) -> int:

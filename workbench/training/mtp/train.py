@@ -63,7 +63,7 @@ def train_joint(
     on_point: OnPoint = lambda point: None,
     until: int = 0,
 ) -> tuple[MTPModel, checkpoint.Progress]:
-    """Train main model and modules, or go on from the checkpoint in ``folder``; ``until``: see :func:`run`."""
+    """Train model and modules, or go on from the checkpoint in ``folder``; ``until``: see :func:`run`."""
     model = MTPModel(config, joint.modules, settings.seed)
     optimizers = optimizers_for(model, settings)
     key = f"{run_key(settings, fingerprint)} {joint}"
