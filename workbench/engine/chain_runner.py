@@ -2,7 +2,7 @@
 
 Beside the target's states, shown as to any head, a row needs what the modules came out with at the row
 before: in the same pass, or kept from the newest committed row that was fed. Behind the newest token the
-first module goes on with what the last one came out with, and step j of a draft is answered by module j mod D.
+first module goes on with what the last one left, and step j of a draft is answered by module j mod D.
 """
 
 from __future__ import annotations
