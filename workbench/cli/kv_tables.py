@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,9 @@ from workbench.cli.generate import keep
 from workbench.cli.output import note, out, print_json, size
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from workbench.spec.run import Metric, Run
 
 # Column, metric, form of its value.
@@ -29,6 +33,8 @@ _COLUMNS = (
     ("% of model", "artefact_share", "{:.2f}"),
     ("pays after", "break_even", "{:.0f} tok"),
 )
+_WIDEST = 1000
+"""Characters of a line that no terminal folds, at most."""
 
 
 def show_methods(runs: Sequence[Run], save: bool, json: bool, **more: Any) -> None:
@@ -62,7 +68,7 @@ def print_methods(runs: Sequence[Run]) -> None:
         cells = [_cell(run.metric(metric), form) for _, metric, form in shown]
         table.add_row(*(Text(c) for c in (run.subject, *cells)))
     console = out()
-    console.print(table)
+    print_wide(console, table)
     if runs:
         first = runs[0]
         shared = first.metric("kl") or first.metric("needle_recall")
@@ -80,6 +86,17 @@ def print_methods(runs: Sequence[Run]) -> None:
                 f"· {p.cpu or p.platform} · {p.device} · {p.threads} threads · MB/s of 16-bit KV",
                 markup=False,
             )
+
+
+def print_wide(console: Console, table: Table) -> None:
+    """A table as wide as the terminal; off a terminal, in a file or a pipe, as wide as it is."""
+    if sys.stdout.isatty():
+        console.print(table)
+        return
+    from rich.measure import Measurement
+
+    wide = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    console.print(table, width=max(wide, console.width), crop=False)
 
 
 def _cell(metric: Metric | None, form: str) -> str:

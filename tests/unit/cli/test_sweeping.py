@@ -1,16 +1,19 @@
-"""What an interrupted ``workbench sweep`` says: what is kept is kept, and how it goes on."""
+"""``workbench sweep``: its table in a file, and what it says when it is interrupted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from workbench.cli import tasks
+from workbench.cli.kv_tables import print_methods
 from workbench.cli.start import HINT, MESSAGE
 from workbench.spec.errors import Cancelled
+from workbench.spec.run import Metric
 
 Command = Callable[..., Any]
 
@@ -32,3 +35,16 @@ def test_an_interrupted_sweep_says_that_it_goes_on_unless_nothing_could_be_kept(
     done = workbench("sweep", "kv", "--technique", "kv_int8", *arguments)
     assert done.status == 130 and done.json["message"] == MESSAGE
     assert ("goes on from there" in done.json["hint"]) is kept
+
+
+def test_off_a_terminal_every_method_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("kl", "codec_ratio", "whole_ratio", "top1", "perplexity_change", "encode_rate", "decode_rate")
+    metrics = {n: Metric(n, 0.012345678, "", n=2, spread=(0.000637, 0.000653)) for n in names}
+    method = "cachegen:delta=true,k=16/10/8,v=16/10/8"
+    run: Any = SimpleNamespace(
+        subject=method, metric=metrics.get, notes=(), provenance=None, model="tiny", dtype="float32"
+    )
+    print_methods([run] * 3)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith(method) and "0.000637 … 0.000653" in line for line in lines) == 3
+    assert len(lines) == 5
