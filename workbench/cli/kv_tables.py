@@ -90,13 +90,14 @@ def print_methods(runs: Sequence[Run]) -> None:
 
 def print_wide(console: Console, table: Table) -> None:
     """A table as wide as the terminal; off a terminal, in a file or a pipe, as wide as it is."""
-    if sys.stdout.isatty():
-        console.print(table)
-        return
-    from rich.measure import Measurement
+    before = console.width
+    if not sys.stdout.isatty():
+        from rich.measure import Measurement
 
-    wide = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
-    console.print(table, width=max(wide, console.width), crop=False)
+        options = console.options.update(max_width=_WIDEST)
+        console.width = max(before, Measurement.get(console, options, table).maximum)
+    console.print(table)
+    console.width = before
 
 
 def _cell(metric: Metric | None, form: str) -> str:

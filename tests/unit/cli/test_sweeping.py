@@ -39,8 +39,9 @@ def test_an_interrupted_sweep_says_that_it_goes_on_unless_nothing_could_be_kept(
 
 def test_off_a_terminal_every_method_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("kl", "codec_ratio", "whole_ratio", "top1", "perplexity_change", "encode_rate", "decode_rate")
+    names += ("artefact", "artefact_share", "break_even")
     metrics = {n: Metric(n, 0.012345678, "", n=2, spread=(0.000637, 0.000653)) for n in names}
-    method = "cachegen:delta=true,k=16/10/8,v=16/10/8"
+    method = "cachegen:delta=true,k=16/10/8,v=16/10/8,chunk=160"
     run: Any = SimpleNamespace(
         subject=method, metric=metrics.get, notes=(), provenance=None, model="tiny", dtype="float32"
     )
