@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,13 @@ def open_session(model_folder: Callable[[str], Any]) -> Iterator[Callable[..., S
     for session in opened:
         session.close()
         assert not session._worker.is_alive()
+
+
+@pytest.fixture
+def calibrations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[Path]]:
+    """A cache folder of the test's own; called, the calibrations that are in it."""
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    return lambda: sorted(tmp_path.glob("calibration/*"))
 
 
 @pytest.fixture

@@ -13,17 +13,8 @@ from workbench.kv.kvtc.codec import Kvtc
 from workbench.kv.kvtc.joint import JointRows
 from workbench.spec.errors import Cancelled, OptionError, PayloadError
 
+pytestmark = pytest.mark.usefixtures("calibrations")
 IDS = [torch.randint(0, 61, (80,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(9)]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
-    return tmp_path
-
-
-def files(folder):
-    return sorted(folder.glob("calibration/*"))
 
 
 def calibrate(lab, family="llama", **kwargs):
@@ -33,12 +24,12 @@ def calibrate(lab, family="llama", **kwargs):
     return decoder, engine.executor.op, kvtc_calibration(decoder, lambda: engine.executor.op, **kwargs)
 
 
-def test_the_artefact_is_read_back_number_by_number(lab, _own_cache, monkeypatch):
+def test_the_artefact_is_read_back_number_by_number(lab, calibrations, monkeypatch):
     _, _, first = calibrate(lab)
-    (path,) = files(_own_cache)
+    (path,) = calibrations()
     monkeypatch.setattr(module, "kv_rows", None)  # calling it again would fail
     _, _, second = calibrate(lab)
-    assert files(_own_cache) == [path] and first.tokens == 8 * 76 and first.origin == "random ids"
+    assert calibrations() == [path] and first.tokens == 8 * 76 and first.origin == "random ids"
     assert second.artefact(8, 16).key == first.artefact(8, 16).key
     for a, b in ((first.k, second.k), (first.v, second.v)):
         assert a[0].total == b[0].total and torch.equal(a[0].variance, b[0].variance)
@@ -46,11 +37,11 @@ def test_the_artefact_is_read_back_number_by_number(lab, _own_cache, monkeypatch
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 64], ids=["empty", "zeros"])
-def test_a_damaged_artefact_is_measured_again(lab, _own_cache, damage):
+def test_a_damaged_artefact_is_measured_again(lab, calibrations, damage):
     key = calibrate(lab)[2].artefact(8, 8).key
-    files(_own_cache)[0].write_bytes(damage)
+    calibrations()[0].write_bytes(damage)
     assert calibrate(lab)[2].artefact(8, 8).key == key
-    assert files(_own_cache)[0].stat().st_size > 64
+    assert calibrations()[0].stat().st_size > 64
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
@@ -69,15 +60,15 @@ def test_real_rows_of_every_family_come_back(lab, family):
             assert 0 < (a - b)[middle].square().sum() < 0.15 * spread
 
 
-def test_another_model_is_calibrated_anew_and_refuses_the_first_ones_artefact(lab, _own_cache):
+def test_another_model_is_calibrated_anew_and_refuses_the_first_ones_artefact(lab, calibrations):
     _, _, llama = calibrate(lab)
     decoder, _, _ = calibrate(lab, "qwen2")
-    assert len(files(_own_cache)) == 2
+    assert len(calibrations()) == 2
     with pytest.raises(PayloadError, match="other weights"):
         Kvtc(llama.artefact(8, 8), JointRows(decoder.config), decoder.weights.fingerprint)
 
 
-def test_progress_is_told_and_cancel_leaves_nothing(lab, _own_cache):
+def test_progress_is_told_and_cancel_leaves_nothing(lab, calibrations):
     told: list[float] = []
 
     def progress(done, what):
@@ -86,10 +77,10 @@ def test_progress_is_told_and_cancel_leaves_nothing(lab, _own_cache):
     for after in (0, 3, 10):
         with pytest.raises(Cancelled):
             calibrate(lab, progress=progress, cancel=lambda after=after: len(told) >= after)
-        assert files(_own_cache) == [] and told == sorted(told)
+        assert calibrations() == [] and told == sorted(told)
         told.clear()
     calibrate(lab, progress=progress)
-    assert told[-1] == 1.0 and told == sorted(told) and len(files(_own_cache)) == 1
+    assert told[-1] == 1.0 and told == sorted(told) and len(calibrations()) == 1
 
 
 def test_it_says_when_the_moments_do_not_fit(lab, monkeypatch):
