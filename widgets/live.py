@@ -6,12 +6,11 @@ another one, so it also works where the notebook server serves no files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-import anywidget
 import traitlets
+
+from workbench.widgets.acting import Acting
 
 _STATIC = Path(__file__).resolve().parent / "static"
 _SCRIPTS = ("dom.js", "stepper.js", "tree.js", "drafts.js", "run.js", "meters.js", "tabs.js", "live.js")
@@ -23,7 +22,7 @@ def joined(names: tuple[str, ...]) -> str:
     return "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names)
 
 
-class Live(anywidget.AnyWidget):
+class Live(Acting):
     """What the front end draws; ``action`` receives its messages, mappings with a name under ``do``."""
 
     _esm = joined(_SCRIPTS)
@@ -35,12 +34,3 @@ class Live(anywidget.AnyWidget):
     pages = traitlets.Dict().tag(sync=True)
     drafts = traitlets.Dict().tag(sync=True)
     inputs = traitlets.Dict().tag(sync=True)
-
-    def __init__(self, action: Callable[[Mapping[str, Any]], None], **traits: Any) -> None:
-        self._action = action
-        super().__init__(**traits)
-
-    def _handle_custom_msg(self, content: Any, buffers: Any) -> None:
-        """A message of the front end. Not through ``on_msg``: its dispatcher hides what a handler raises."""
-        if isinstance(content, Mapping) and isinstance(content.get("do"), str):
-            self._action(content)
