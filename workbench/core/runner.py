@@ -16,7 +16,7 @@ from workbench.engine.seams import LogitsMask
 from workbench.engine.sequence import Request
 from workbench.engine.sequence import Sequence as EngineSequence
 from workbench.models.chat import Message
-from workbench.models.tokenizer import Tokenizer
+from workbench.models.tokenizer import Tokenizer, check_text
 from workbench.spec import errors
 from workbench.spec.errors import RequestError, WorkbenchError
 from workbench.spec.events import Event, JobState, RequestEvent, StepEvent
@@ -51,7 +51,7 @@ class Requested:
         """
         _check(params, mask, salt, context)
         if isinstance(prompt, str):
-            return cls(prompt, tuple(_encode(prompt, tokenizer)), params, mask, salt, context)
+            return cls(prompt, tuple(tokenizer.encode(prompt)), params, mask, salt, context)
         if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping):
             raise _no_prompt(prompt)
         items: list[Any] = list(prompt)
@@ -186,22 +186,12 @@ def _check(params: object, mask: object, salt: object, context: object) -> None:
         )
     if not isinstance(salt, str):
         raise RequestError(f"salt = {salt!r} is no text.", hint="Any string separates cached prefixes.")
+    check_text(salt, "salt")
     if context is not None and (not isinstance(context, int) or isinstance(context, bool)):
         raise RequestError(
             f"context = {context!r} is no number of tokens.",
             hint="Give how many tokens of the prompt come before the question.",
         )
-
-
-def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
-    try:
-        text.encode()
-    except UnicodeEncodeError as err:
-        raise RequestError(
-            f"The prompt holds half a character at position {err.start} (a lone surrogate).",
-            hint="Decode the text as UTF-8, or remove the character.",
-        ) from None
-    return tokenizer.encode(text)
 
 
 def _token_id(value: object) -> int:

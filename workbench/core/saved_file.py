@@ -78,6 +78,10 @@ class SavedHeader:
         size = made.shaped.page_size
         if size < 1 or not 0 < made.cached <= made.tokens or made.cached % size:
             raise PayloadError("The header of the saved conversation contradicts itself.", hint=_AGAIN)
+        try:
+            made.salt.encode()
+        except UnicodeEncodeError:
+            raise PayloadError("The saved conversation has no usable 'salt'.", hint=_AGAIN) from None
         return made
 
 

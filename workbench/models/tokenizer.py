@@ -18,7 +18,7 @@ from workbench.models.folder import MAX_INDEX_BYTES, inside, read_json
 from workbench.models.gguf_source import GGUFSource
 from workbench.models.registry import resolve
 from workbench.models.stream import StreamDecoder
-from workbench.spec.errors import TokenizerError, UnsafeFile
+from workbench.spec.errors import RequestError, TokenizerError, UnsafeFile
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")  # tokenizer.json as it stands
@@ -65,12 +65,15 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Ids of ``text``; ``add_special`` adds what the model puts around a text (e.g. BOS).
 
-        Raises ``TokenizerError`` for ids the model has no embedding for.
+        Raises ``RequestError`` for half a character, ``TokenizerError`` for ids without an embedding.
         """
+        check_text(text)
         return self._checked(self._backend.encode(text, add_special_tokens=add_special).ids)
 
     def encode_batch(self, texts: Sequence[str], *, add_special: bool = True) -> list[list[int]]:
         """Ids of each text, ragged: nothing is padded, so no mask has to be guessed from ids."""
+        for text in texts:
+            check_text(text)
         encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special)
         return [self._checked(e.ids) for e in encoded]
 
@@ -121,6 +124,17 @@ class Tokenizer:
                 hint="Remove that token from the text; it belongs to another variant of the model.",
             )
         return ids
+
+
+def check_text(text: str, what: str = "The prompt") -> None:
+    """Raises :class:`RequestError` for lone surrogates: what bytes that are no UTF-8 become in arguments."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as err:
+        raise RequestError(
+            f"{what} holds half a character at position {err.start} (a lone surrogate).",
+            hint="Decode the text as UTF-8, or remove the character.",
+        ) from None
 
 
 def load_tokenizer(name_or_path: str | Path) -> Tokenizer:

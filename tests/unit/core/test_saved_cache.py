@@ -315,6 +315,7 @@ def forged(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
         lambda h: h.update(pages={}),
         lambda h: h.pop("salt"),
         lambda h: h.update(salt=7),
+        lambda h: h.update(salt="\udcff"),
     ],
 )
 def test_forged_headers_are_refused(open_session, saved, change):

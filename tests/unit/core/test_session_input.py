@@ -49,6 +49,8 @@ WAIT = 60.0
         ([{"role": "user"}], {}, TokenizerError),
         ([3] * 128, {}, PromptTooLong),
         ([3] * 500, {"max_tokens": 0}, PromptTooLong),
+        ("half \udcff", {}, RequestError),
+        ([{"role": "user", "content": "half \udcff"}], {}, RequestError),
         ("Hello", {"temperature": -1}, SamplingError),
         ("Hello", {"temperature": "hot"}, SamplingError),
         ("Hello", {"max_tokens": 2.5}, SamplingError),
@@ -80,9 +82,12 @@ def test_a_token_the_model_lacks_is_named_beside_the_size_of_its_vocabulary(open
 
 def test_settings_and_masks_of_wrong_kinds_are_refused_at_once(open_session):
     session = open_session("paged", "prefix_cache")
-    for kwargs in ({"params": "x"}, {"mask": object()}, {"salt": 3}):
+    for kwargs in ({"params": "x"}, {"mask": object()}, {"salt": 3}, {"salt": "\udcff"}):
         with pytest.raises(RequestError):
             session.submit("Hello", **kwargs)
+    run = session.generate("Hello " * 40, max_tokens=1)
+    with pytest.raises(RequestError, match="salt"):
+        session.save_cache("never.kv", run, salt=3)  # type: ignore[arg-type]
     with pytest.raises(RequestError):
         session.submit_all(["a", "b"], [SamplingParams()])
     with pytest.raises(RequestError):
