@@ -10,7 +10,12 @@ from __future__ import annotations
 from workbench.widgets.lazy import names_in
 
 _WHERE = {
+    "batches_of_bench": "crossover",
+    "compare_drafters": "drafters",
+    "drafters_here": "drafters",
     "law_of_rules": "rule_law",
+    "measure_batches": "crossover",
+    "operating_point": "speedup",
     "read_rounds": "draft_tree",
 }
 

@@ -23,13 +23,14 @@ VIEWS: dict[str, str] = {
     "draft_tree": "What was drafted, and why was this path kept?",
     "lengths": "How many drafted tokens does a round keep?",
     "round_time": "What does a round of speculation cost?",
+    "speedup": "What does speculation gain, and what would it?",
     "latency": "How long until the next token?",
     "compare": "What changed between two runs?",
     "tokens": "Where did each token come from?",
 }
 
 _SPECULATION = "workbench.widgets.spec_views"
-_ELSEWHERE = dict.fromkeys(("draft_tree", "lengths", "round_time"), _SPECULATION)
+_ELSEWHERE = dict.fromkeys(("draft_tree", "lengths", "round_time", "speedup"), _SPECULATION)
 
 
 def to_figure(view: str, *runs: Any, theme: Theme = "auto") -> Any:

@@ -8,7 +8,7 @@ down slows all of them.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,11 +19,12 @@ from workbench.core.plan import plan, require
 from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
-from workbench.spec.errors import OptionError
+from workbench.spec.errors import InvariantError, OptionError
 from workbench.spec.events import StepEvent
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
 from workbench.speculative.round_costs import RoundCosts, round_costs
+from workbench.speculative.step_cost import Curve
 
 if TYPE_CHECKING:
     from workbench.core.jobs import Job
@@ -66,7 +67,7 @@ class Padding:
         return 0
 
 
-def measure_verify_cost(
+def padded_steps(
     session: Session,
     *,
     lengths: Sequence[int] = LENGTHS,
@@ -74,8 +75,8 @@ def measure_verify_cost(
     context: int = 128,
     rounds: int = 8,
     seed: int = 0,
-) -> RoundCosts:
-    """v(T) of the session's model under its recipe without drafting: ``rounds`` steps of every length.
+) -> list[StepEvent]:
+    """``rounds`` decode steps of every length of the session's model, under its recipe without drafting.
 
     ``lengths`` are drafted tokens per sequence, 0 among them; T = ``batch`` (length + 1). Raises
     :class:`OptionError` for lengths without 0, or longer than 16, and for a context the model lacks.
@@ -86,9 +87,10 @@ def measure_verify_cost(
             hint=f"Give 0, which all others are compared with, and lengths up to {Padding.max_draft}.",
         )
     most = max(lengths) + 1
-    slots = context + (rounds + 1) * len(lengths) * most + most
+    slots = context + (rounds + 1) * len(lengths) * most + most + batch + 2
     where = session.plan
-    limits = EngineLimits(kv_pool_tokens=(slots + most) * batch, max_sequences=batch, max_context=slots)
+    held = -(-(slots + most) // where.page_size) * where.page_size  # whole pages, for every sequence
+    limits = EngineLimits(kv_pool_tokens=held * batch, max_sequences=batch, max_context=slots)
     kept = (u for u in session.recipe if u.id not in drafting(session))
     made = plan(
         Recipe((*kept, *Recipe.of(_ANY_DRAFTER))), session.facts, dtype=where.dtype,
@@ -105,9 +107,10 @@ def measure_verify_cost(
         for i, ids in enumerate(random_prompts(engine.vocab_size, batch, context, seed)):
             engine.add(Request(f"v{i}", tuple(ids), params))
         steps: list[StepEvent] = []
-        while len(engine.scheduler.running) < batch or not steps or steps[-1].prefill:
-            steps.append(_step(engine))
-        steps.clear()
+        for _ in range(2 + batch):  # all prompts are read, and a step is decoded
+            _step(engine)
+        if len(engine.scheduler.running) < batch:
+            raise InvariantError(f"{len(engine.scheduler.running)} of {batch} sequences found room.")
         for turn in range(rounds + 1):
             for padding.length in lengths:
                 event = _step(engine)
@@ -117,7 +120,31 @@ def measure_verify_cost(
         engine.reset()
         return steps
 
-    return round_costs(session.task(f"cost of {', '.join(map(str, lengths))} drafted rows", work).result())
+    found: list[StepEvent] = session.task(f"cost of {batch} × {len(lengths)} lengths", work).result()
+    return found
+
+
+def measure_verify_cost(session: Session, **settings: Any) -> RoundCosts:
+    """v(T) of the session's model; keywords and errors are those of :func:`padded_steps`."""
+    return round_costs(padded_steps(session, **settings))
+
+
+def measure_step_curve(
+    session: Session, batches: Sequence[int], gamma: int, **settings: Any
+) -> tuple[Curve, Curve]:
+    """Milliseconds of a whole step by rows, of several batch sizes with and without ``gamma`` drafts each.
+
+    Two curves: plain steps, and steps that verify. What a step costs besides its rows differs between them.
+    """
+    steps = [
+        step
+        for batch in batches
+        for step in padded_steps(session, lengths=(0, gamma), batch=batch, **settings)
+    ]
+    samples: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
+    for step in steps:
+        samples[bool(step.draft)].append((step.rows, step.total_ms - step.phase_ms.get("draft", 0.0)))
+    return Curve.of(samples[0]), Curve.of(samples[1])
 
 
 def drafting(session: Session) -> set[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from workbench.core.session import Session
-from workbench.core.verify_cost import drafting, measure_verify_cost
+from workbench.core.verify_cost import drafting, measure_step_curve, measure_verify_cost
 from workbench.spec.errors import OptionError
 from workbench.spec.recipe import Recipe
 
@@ -22,6 +22,12 @@ def test_every_length_is_measured_at_the_rows_it_has(tiny, batch):
     assert costs.verify(batch) == 1 <= costs.verify(8 * batch)
     assert costs.plain_ms > 0
     assert tiny.recipe == Recipe.of("paged", "ngram", "goodput")
+
+
+def test_curves_over_batches_have_the_rows_of_every_size(tiny):
+    plain, drafted = measure_step_curve(tiny, (1, 4), 2, context=16, rounds=3)
+    assert plain.rows.tolist() == [1, 4] and drafted.rows.tolist() == [3, 12]
+    assert plain.ms[0] <= plain.ms[1] and 0 < drafted.ms[0] <= drafted.ms[1]
 
 
 def test_what_drafts_is_read_from_the_catalogue(tiny):
