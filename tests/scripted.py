@@ -173,8 +173,8 @@ def stored(engine: Engine, seq: Any, upto: int | None = None) -> dict[str, torch
                     :, [s // size for s in slots], [s % size for s in slots]
                 ].clone()
         if store.codec.grain == "page" and n % size:
-            row = store._open_of[table[n // size]]
-            for name, plane in store._open.items():
+            row = store.held.open.rows[table[n // size]]
+            for name, plane in store.held.open.planes.items():
                 out[f"{g}.open.{name}"] = plane[:, row, :, : n % size].clone()
     return out
 

@@ -128,11 +128,13 @@ def test_random_requests_end_once_and_equal_their_solo_runs(
         def books(self) -> None:
             running = self.engine.scheduler.running
             assert len(running) <= self.engine.scheduler.max_sequences
-            for g, pool in enumerate(self.engine.kv.pools):
+            for pool in self.engine.kv.each_pool:
                 refs = [0] * (pool.pages + 1)
                 for seq in running:
-                    for page in seq.tables[g]:
-                        refs[page] += 1
+                    for g, own in enumerate(self.engine.kv.pools):
+                        for page in seq.tables[g] if own is pool else ():
+                            refs[page] += page > 0
+                            assert not page or pool.owners[page] == g
                 assert refs == pool.refs
             for seq in self.engine.scheduler.waiting:
                 assert seq.tables == []

@@ -26,7 +26,8 @@ _COLOURS = {key: colour for key, _, colour in MEMORY}
 
 @dataclass(frozen=True)
 class Cell:
-    """One page. ``state``: held, cached or free; ``filled``: share of its slots that hold a token."""
+    """One page. ``state``: held, cached, free, or elsewhere (with another KV group of its pool); ``filled``:
+    share of its slots that hold a token."""
 
     page: int
     state: str
@@ -49,6 +50,8 @@ class Cell:
     @property
     def words(self) -> str:
         """Everything about the page in one line."""
+        if self.state == "elsewhere":
+            return f"page {self.page}: with another KV group"
         if self.state != "held":
             return f"page {self.page}: {self.state}"
         who = ", ".join(map(str, self.owners))
@@ -71,12 +74,13 @@ def cells(group: GroupPages, copies: Mapping[int, int] | None = None) -> list[Ce
             owners.setdefault(page, []).append(number)
             share = min(max(seq.filled / group.page_size - i, 0.0), 1.0)
             filled[page] = max(filled.get(page, 0.0), share)
-    cached, opened = set(group.cached), set(group.open)
+    opened, cached = set(group.open), set(group.cached)
+    states = {"held": set(owners), "cached": cached, "elsewhere": set(group.others)}
     last = min(max([*owners, *cached, 0]), MAX_CELLS)
     return [
         Cell(
             page,
-            "held" if page in owners else "cached" if page in cached else "free",
+            next((state for state, pages in states.items() if page in pages), "free"),
             tuple(owners.get(page, ())),
             filled.get(page, 0.0),
             page in opened,
@@ -97,6 +101,8 @@ def figure(snapshots: Sequence[PageSnapshot], theme: Theme = "auto") -> Any:
     for g, group in enumerate(groups):
         shown = cells(group)
         for cell in shown:
+            if cell.state == "elsewhere":
+                continue
             x, y = (cell.page - 1) % _COLUMNS, top + (cell.page - 1) // _COLUMNS
             _draw(out, cell, x, y)
             for values, value in zip(hover, (x + 0.5, y + 0.5, cell.label, cell.words), strict=True):
@@ -122,7 +128,7 @@ def _draw(out: Any, cell: Cell, x: float, y: float) -> None:
     outline = {
         "color": colour if cell.state == "held" else _COLOURS["kv_free"],
         "width": 2.5 if len(cell.owners) > 1 else 1,
-        "dash": "dash" if cell.open else "dot" if cell.state == "free" else "solid",
+        "dash": "dash" if cell.open else "dot" if cell.state in ("free", "elsewhere") else "solid",
     }
     back = _COLOURS["kv_cached"] if cell.state == "cached" else "rgba(0,0,0,0)"
     out.add_shape(**box, y0=y + 0.06, y1=y + 0.94, line=outline, fillcolor=back)
@@ -156,10 +162,11 @@ def table(snapshots: Sequence[PageSnapshot]) -> Table:
 
 def summary(group: GroupPages) -> str:
     """The pool in one line."""
-    held, cached = len(group.refs), len(group.cached)
+    held, cached, others = len(group.refs), len(group.cached), len(group.others)
+    elsewhere = f"{others} with other groups, " if others else ""
     return (
         f"{held} of {group.pages} pages held, {sum(n > 1 for n in group.refs.values())} of them shared and "
-        f"{len(group.open)} open; {cached} cached, {group.pages - held - cached} free; "
+        f"{len(group.open)} open; {cached} cached, {elsewhere}{group.pages - held - cached - others} free; "
         f"{group.page_size} tokens a page"
     )
 

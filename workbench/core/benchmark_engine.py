@@ -127,7 +127,7 @@ class IdlePages(Decode):
         kv.forget_prefixes()
         size = self.context or kv.page_size
         number = 0
-        while kv.pools[0].cached < self.share * kv.pages:
+        while kv.pools[0].cached < self.share * kv.pools[0].pages:
             before = kv.pools[0].cached
             prompt = random_prompts(self.engine.vocab_size, 1, size, 7_919 * (seed + 1) + number)
             self.prefill(prompt, 1)

@@ -12,15 +12,9 @@ import torch
 
 from workbench.core import catalog
 from workbench.core.bound import attention_op, bound, context_of
-from workbench.core.build_kv import (
-    build_kv,
-    draft_group,
-    drafter_layers,
-    keeps_decoded,
-    kv_groups,
-    kv_selector,
-)
+from workbench.core.build_kv import build_kv, keeps_decoded
 from workbench.core.build_weights import plain_weights
+from workbench.core.kv_groups import draft_group, drafter_layers, kv_groups, kv_selector
 from workbench.engine.bounds import reads_bounds
 from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_target import attach_target
@@ -104,8 +98,9 @@ def draft_runner(plan: Plan, drafter: Any, target: Decoder, kv: KVCache) -> Draf
     config = target.config
     if not drafter_layers(plan, config):
         return None
-    home, own = draft_group(config), drafter.decoder(target, plain_weights(plan, config))
-    group = config.kv_groups[home]
+    known = kv_groups(plan, config)
+    home, own = draft_group(known), drafter.decoder(target, plain_weights(plan, config))
+    group = known[home]
     groups = (KVGroup(tuple(range(own.config.num_layers)), group.window),)
     op = attention_op(plan, config)
     executor = Executor(own, [kv.stores[home]], op, groups, below=len(group.layers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from workbench.core.at_rest import at_rest_codec
 from workbench.core.bound import attention_op, bound
 from workbench.core.build_weights import weights_key
 from workbench.core.kv_calibration import kv_ranges
+from workbench.core.kv_groups import group_pages, kv_geometries, kv_groups, kv_pools, kv_selector
 from workbench.core.room import require_pool
 from workbench.core.xquant_calibration import sharing_harm
 from workbench.engine.at_rest import AtRest, ColdCodec
@@ -19,10 +21,11 @@ from workbench.engine.bounds import reads_bounds
 from workbench.engine.cold import ColdTier
 from workbench.engine.cold_pages import ColdPages
 from workbench.engine.kv import KVCache
+from workbench.engine.page_bytes import PageBytes, pool_nbytes
 from workbench.engine.resident import ResidentStore, mirror_nbytes
 from workbench.engine.seams import AttentionOp, KVCodec, PageGeometry
 from workbench.engine.selection import KVSelector
-from workbench.engine.store import PageStore, pool_nbytes
+from workbench.engine.store import PageStore
 from workbench.kv.plain import PlainCodec
 from workbench.kv.storage import Storage
 from workbench.models.config import KVGroup, ModelConfig
@@ -40,68 +43,51 @@ def kv_key(plan: Plan) -> tuple[object, ...]:
     return weights_key(plan), Recipe(uses).key, plan.page_size, plan.limits, Recipe(drafters).key
 
 
-def drafter_layers(plan: Plan, config: ModelConfig) -> int:
-    """KV layers the plan's drafter keeps; they follow the model's own in the pages of one KV group."""
-    keeps = any(catalog.get(u.id).spec.keeps_kv for u in plan.recipe)
-    return bound(plan, "drafter", config).kv_layers if keeps else 0
-
-
-def draft_group(config: ModelConfig) -> int:
-    """The KV group whose pages hold a drafter's layers: one that sees all keys, if there is one."""
-    windows = [group.window for group in config.kv_groups]
-    return windows.index(None) if None in windows else 0
-
-
-def kv_selector(plan: Plan, config: ModelConfig) -> KVSelector | None:
-    """The plan's KV selector."""
-    selector: KVSelector | None = bound(plan, "kv_selector", config)
-    return selector
-
-
-def kv_groups(plan: Plan, config: ModelConfig) -> tuple[KVGroup, ...]:
-    """The model's KV groups; where heads may keep different numbers of tokens, each head is one."""
-    selector = kv_selector(plan, config)
-    if selector is None or not selector.per_head:
-        return config.kv_groups
-    out: list[KVGroup] = []
-    for group in config.kv_groups:
-        if group.window is not None:
-            out.append(group)
-        else:
-            out += [
-                KVGroup((layer,), None, (head, head + 1))
-                for layer in group.layers
-                for head in range(config.num_kv_heads)
-            ]
-    return tuple(out)
-
-
-def kv_geometries(plan: Plan, config: ModelConfig) -> list[PageGeometry]:
-    """Sizes of the pages of every KV group."""
-    return [
-        PageGeometry(
-            layers=len(group.layers) + (drafter_layers(plan, config) if i == draft_group(config) else 0),
-            kv_heads=group.heads[1] - group.heads[0] if group.heads else config.num_kv_heads,
-            head_dim=config.head_dim,
-            page_size=plan.page_size,
-            pages=-(-plan.limits.kv_pool_tokens // plan.page_size),
-            dtype=getattr(torch, plan.dtype),
-            device=torch.device(plan.device),
-        )
-        for i, group in enumerate(kv_groups(plan, config))
-    ]
-
-
 def require_memory(plan: Plan, config: ModelConfig) -> None:
     """Raises :class:`OptionError` unless the plan's KV pool fits into the memory that is available now."""
     codec: KVCodec = bound(plan, "kv_codec", config) or PlainCodec(getattr(torch, plan.dtype))
-    geometries = kv_geometries(plan, config)
-    sizes = zip(geometries, kv_groups(plan, config), strict=True)
     sparse = reads_bounds(attention_op(plan, config))
-    nbytes = sum(pool_nbytes(codec, g, bounded=sparse and group.window is None) for g, group in sizes)
-    if keeps_decoded(plan, config, codec):
-        nbytes += sum(map(mirror_nbytes, geometries))
+    nbytes = 0
+    for pool in _pools(plan, config):
+        whole = pool[0].geometry  # of the largest
+        nbytes += pool_nbytes(codec, whole, bounded=sparse and any(m.group.window is None for m in pool))
+        nbytes += mirror_nbytes(whole) if keeps_decoded(plan, config, codec) else 0
     require_pool(plan.limits.kv_pool_tokens, nbytes, plan.device)
+
+
+@dataclass(frozen=True)
+class _Member:
+    """KV group ``number`` of a pool."""
+
+    number: int
+    group: KVGroup
+    geometry: PageGeometry
+
+
+def _pools(plan: Plan, config: ModelConfig) -> list[list[_Member]]:
+    """The KV groups of every pool, those of most layers first."""
+    members = [
+        _Member(i, group, geometry)
+        for i, (group, geometry) in enumerate(
+            zip(kv_groups(plan, config), kv_geometries(plan, config), strict=True)
+        )
+    ]
+    numbers = kv_pools(plan, config)
+    pools = [[m for m in members if numbers[m.number] == pool] for pool in dict.fromkeys(numbers)]
+    return [sorted(pool, key=lambda m: -m.geometry.layers) for pool in pools]
+
+
+def _stores(plan: Plan, config: ModelConfig, codec: KVCodec, sparse: bool) -> list[PageStore]:
+    """A page store for every KV group, on the storages of its pool."""
+    make = ResidentStore if keeps_decoded(plan, config, codec) else PageStore
+    plain, made = _plain_codec(plan), dict[int, PageStore]()
+    for pool in _pools(plan, config):
+        held: PageBytes | None = None
+        for m in pool:
+            bounded = sparse and m.group.window is None
+            store = make(codec, plain, m.geometry, m.group.layers, bounded=bounded, held=held)
+            made[m.number], held = store, store.held
+    return [made[number] for number in sorted(made)]
 
 
 def keeps_decoded(plan: Plan, config: ModelConfig, codec: KVCodec) -> bool:
@@ -166,25 +152,20 @@ def cold_codec(
 def build_kv(
     plan: Plan, decoder: Decoder, progress: Progress | None = None, cancel: Cancel | None = None
 ) -> KVCache:
-    """Page stores (one per KV group), pools and prefix index, all empty; calibrates a format that asks.
+    """Page stores (one per KV group), their pools and prefix index, all empty; calibrates a format that asks.
 
     Raises :class:`OptionError` when the machine lacks the memory, ``Cancelled`` while calibrating.
     """
-    config, plain = decoder.config, _plain_codec(plan)
+    config = decoder.config
     require_memory(plan, config)
     codec, selector = kv_codec(plan, decoder, progress, cancel), kv_selector(plan, config)
     groups, op = kv_groups(plan, config), attention_op(plan, config)
     sparse = reads_bounds(op)
-    make = ResidentStore if keeps_decoded(plan, config, codec) else PageStore
-    stores = [
-        make(codec, plain, geometry, group.layers, bounded=sparse and group.window is None)
-        for geometry, group in zip(kv_geometries(plan, config), groups, strict=True)
-    ]
-    pages = stores[0].geometry.pages
+    stores = _stores(plan, config, codec, sparse)
     resting = cold_codec(plan, decoder, progress, cancel)
     cache = KVCache(
         stores,
-        pages=pages,
+        pages=group_pages(plan),
         page_size=plan.page_size,
         namespace=namespace(plan, decoder, codec, op.name, selector, resting),
         index=bound(plan, "prefix", config),

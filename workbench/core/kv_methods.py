@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from workbench.core import catalog
 from workbench.core.build import standalone_engine
-from workbench.core.build_kv import kv_codec, kv_selector
+from workbench.core.build_kv import kv_codec
+from workbench.core.kv_groups import kv_selector
 from workbench.core.kv_prepared import Clock, Prepared, then, timed_format
 from workbench.core.kv_storage_methods import STORAGE, Bench, Later
 from workbench.kv.cached import RoundTrip

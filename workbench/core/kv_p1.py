@@ -231,7 +231,7 @@ def read_rows(engine: Engine, sequence: EngineSequence, tokens: int) -> CachedRo
     config = engine.executor.decoder.config
     k: list[Tensor] = [torch.empty(0)] * config.num_layers
     v = list(k)
-    for store, table, group in zip(engine.kv.stores, sequence.tables, config.kv_groups, strict=True):
+    for store, table, group in zip(engine.kv.stores, sequence.tables, engine.executor.groups, strict=True):
         pages = torch.tensor(table, device=store.geometry.device)
         for local, layer in enumerate(group.layers):
             for name, out in (("k", k), ("v", v)):
@@ -243,8 +243,7 @@ def read_rows(engine: Engine, sequence: EngineSequence, tokens: int) -> CachedRo
 def write_rows(engine: Engine, sequence: EngineSequence, rows: CachedRows) -> None:
     """Write rows to the first slots of a sequence, as a step would."""
     size = engine.kv.page_size
-    config = engine.executor.decoder.config
-    for store, table, group in zip(engine.kv.stores, sequence.tables, config.kv_groups, strict=True):
+    for store, table, group in zip(engine.kv.stores, sequence.tables, engine.executor.groups, strict=True):
         device = store.geometry.device
         index = torch.arange(rows.tokens, device=device)
         slots = torch.tensor(table, device=device)[index // size] * size + index % size

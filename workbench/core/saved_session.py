@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.at_rest import RAW, at_rest_codec, bound_storage, raw_codec, storage_use
 from workbench.core.bound import attention_op, context_of
-from workbench.core.build_kv import drafter_layers
 from workbench.core.build_weights import weights_key
+from workbench.core.kv_groups import drafter_layers
 from workbench.core.runner import Requested
 from workbench.core.saved_cache import Resumed, Saved, resume_steps, save_steps, shaped_by
 from workbench.core.saved_file import path_of

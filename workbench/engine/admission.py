@@ -7,9 +7,18 @@ from workbench.engine.sequence import Request
 from workbench.spec.errors import CapacityError, EmptyPrompt, PromptTooLong, RequestError, UnknownToken
 
 
-def token_budget(request: Request, kv: KVCache, *, context: int, vocab_size: int, max_sequences: int) -> int:
+def token_budget(
+    request: Request,
+    kv: KVCache,
+    *,
+    context: int,
+    vocab_size: int,
+    max_sequences: int,
+    block: int | None = None,
+) -> int:
     """Output tokens a request may be given, or the error that says why it can never be served.
 
+    ``block``: tokens computed at a time at most; behind a window, a prompt then never needs all its pages.
     Raises :class:`EmptyPrompt`, :class:`UnknownToken` (ids the model lacks), :class:`PromptTooLong` (no room
     in the context), :class:`CapacityError` (more pages or samples than the engine has), :class:`RequestError`
     (a context that is no part of the prompt).
@@ -38,10 +47,11 @@ def token_budget(request: Request, kv: KVCache, *, context: int, vocab_size: int
         )
     budget = min(params.max_tokens, room)
     slots = len(prompt) + max(budget - 1, 0)  # the last token's KV is never written
-    if kv.pages_for(slots) > kv.pages:
+    if not kv.fits(slots, block):
+        each = f" in each of {len(kv.stores)} KV groups" if len(kv.stores) > 1 else ""
         raise CapacityError(
-            f"It needs {max(slots, kv.reserve)} KV slots ({kv.pages_for(slots)} pages of {kv.page_size}); "
-            f"the whole pool has {kv.pages} pages.",
+            f"It needs {max(slots, kv.reserve)} KV slots ({kv.pages_for(slots)} pages of {kv.page_size}"
+            f"{each}); the whole pool has {kv.pages}{' for each' if each else ' pages'}.",
             hint="Lower max_tokens, shorten the prompt, or enlarge the KV pool (kv_pool_tokens)."
             if not kv.reserve
             else "A contiguous cache reserves the whole context: switch on paged KV, lower the context limit "

@@ -48,7 +48,7 @@ def reads_bounds(op: AttentionOp) -> TypeGuard[BoundedAttention]:
 
 
 class PageBounds:
-    """Bounds of one store's pages, [layers, pages + 1, Hkv, D] in the dtype of its keys."""
+    """Bounds of one pool's pages, [layers, pages + 1, Hkv, D] in the dtype of its keys."""
 
     def __init__(self, geometry: PageGeometry) -> None:
         shape = (geometry.layers, geometry.pages + 1, geometry.kv_heads, geometry.head_dim)
@@ -73,7 +73,7 @@ class PageBounds:
         read = store.plan_read(new)
         index = torch.tensor(new, device=self.low.device)
         rows = index if read.compact is None else torch.tensor([read.compact[p] for p in new])
-        for layer in range(len(self.low)):
+        for layer in range(store.geometry.layers):
             keys = store.read(layer, read)[0].index_select(0, rows.to(index.device))  # [n, Hkv, P, D]
             self.low[layer, index] = keys.amin(2)
             self.high[layer, index] = keys.amax(2)

@@ -123,6 +123,7 @@ class Engine:
             context=self.context,
             vocab_size=self.vocab_size,
             max_sequences=self.scheduler.max_sequences,
+            block=self.scheduler.budget or None,
         )
         samples = [self._sequence(request, i, budget) for i in range(request.params.n)]
         samples[0].siblings = samples[1:]
@@ -362,7 +363,7 @@ class Engine:
         peak: Mapping[str, int],
     ) -> StepEvent:
         batch, drafts = done.batch, done.drafts
-        pool = self.kv.pools[0]
+        pools = self.kv.each_pool
         cold = self.kv.cold.tier if self.kv.cold is not None else None
         prefill = sum(n for _, n in batch.prefills)
         drafted = sum(len(t.tokens) for t in drafts.values())
@@ -378,9 +379,9 @@ class Engine:
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             phase_ms=clock.ms,
-            pages_used=pool.used,
-            pages_cached=pool.cached,
-            pages_free=pool.free - pool.cached,
+            pages_used=sum(pool.used for pool in pools),
+            pages_cached=sum(pool.cached for pool in pools),
+            pages_free=sum(pool.free - pool.cached for pool in pools),
             bytes=memory,
             drafts=tuple(done.records),
             preempted=tuple(s.request.id for s in batch.preempted),

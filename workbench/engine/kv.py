@@ -16,6 +16,7 @@ from torch import Tensor
 from workbench.engine.cold_pages import ColdPages
 from workbench.engine.compaction import Rows, gather_rows, put_rows
 from workbench.engine.kv_bytes import kv_bytes
+from workbench.engine.page_bytes import PageBytes
 from workbench.engine.pages import NULL_PAGE, PagePool
 from workbench.engine.prefix import Index, Match
 from workbench.engine.sequence import Sequence
@@ -24,8 +25,10 @@ from workbench.engine.windows import Windows
 
 
 class KVCache:
-    """Pools, stores and the prefix index, one pool and store per KV group.
+    """Pools, stores and the prefix index; ``pools[g]`` and ``stores[g]`` are those of KV group g.
 
+    Groups whose stores lie on the same storages share a pool of ``pages`` pages for each of them: what one
+    gives back serves the others.
     ``reserve`` > 0 means contiguous caches: each sequence gets one run of that many slots at
     admission (the layout before paging); 0 means pages on demand.
     ``windows`` are the groups' attention windows (None: all keys). Pages that lie wholly behind a window are
@@ -58,7 +61,14 @@ class KVCache:
         self.windows = Windows([] if reserve else windows, len(self.stores), page_size)
         self.cold: ColdPages | None = None
         self.copies = 0
-        self.pools = [PagePool(pages, page_size, self._evictor(g)) for g in range(len(self.stores))]
+        made: dict[PageBytes, PagePool] = {}
+        for held in (store.held for store in self.stores):
+            if held not in made:
+                made[held] = PagePool(held.geometry.pages, page_size)
+                made[held].on_evict = self._evictor(made[held])
+        self.pools = [made[store.held] for store in self.stores]
+        self.each_pool = list(made.values())
+        self._groups = range(len(self.stores))
 
     # -- capacity -----------------------------------------------------------------------------------
 
@@ -66,15 +76,22 @@ class KVCache:
         """Pages that hold so many slots (a whole reservation when caches are contiguous)."""
         return -(-(max(slots, self.reserve) if self.reserve else slots) // self.page_size)
 
+    def fits(self, slots: int, block: int | None = None) -> bool:
+        """Whether a sequence of so many slots fits when alone, computed ``block`` tokens at a time."""
+        most = [min(slots, self.windows.reach(g, slots, 0, block) + self.page_size) for g in self._groups]
+        return not self._short([self.pages_for(n) for n in most], [pool.pages for pool in self.each_pool])
+
     def match(self, seq: Sequence) -> Match:
         """What the index has of a sequence, at least one token left out: its logits must be computed."""
         if self.index is None or seq.params.prompt_logprobs is not None:
             return Match([])
         return self.windows.whole(self.index.match(seq.tokens, self._namespace(seq), self._limit(seq)))
 
-    def admit(self, seq: Sequence, slots: int, *, heads: bool = True) -> bool:
+    def admit(self, seq: Sequence, slots: int, *, block: int | None = None, heads: bool = True) -> bool:
         """Give a sequence pages for ``slots`` slots, reusing cached ones; False if it must wait.
 
+        When it will be computed in blocks of at most ``block`` tokens, groups with a window get no more pages
+        than they will need at a time.
         A page of which only the head is wanted is copied, since its rows behind are another prompt's; when
         there is no room for both (or not ``heads``), it is done without.
         """
@@ -89,12 +106,13 @@ class KVCache:
         shared = [[NULL_PAGE] * n + [e.pages[g] for e in held[n:]] for g, n in enumerate(seen)]
         for pool, pages in zip(self.pools, shared, strict=True):
             pool.share(pages)
-        count = [self.pages_for(slots) - len(full)] * len(self.pools)
+        at = len(full) * self.page_size + rows
+        count = [self.pages_for(self.windows.reach(g, slots, at, block)) - len(full) for g in self._groups]
         fresh = self._allocate(count, contiguous=bool(self.reserve))
         if fresh is None:
             for pool, pages in zip(self.pools, shared, strict=True):
                 pool.release(pages)
-            return partial is not None and self.admit(seq, slots, heads=False)
+            return partial is not None and self.admit(seq, slots, block=block, heads=False)
         if partial is not None:
             for pool, store, pages, own in zip(self.pools, self.stores, shared, fresh, strict=True):
                 source = pages.pop()
@@ -213,6 +231,11 @@ class KVCache:
                     pages[::-1]
                 )  # the first is evicted first: a prefix that ends later can do without
                 store.release([p for p in pages if pool.refs[p] == 0])
+                if seq.pending > 1:  # a prompt that was not given all its pages: they serve it further on
+                    missing = max(self.pages_for(len(seq.tokens)) - len(table), 0)
+                    fresh = pool.allocate(min(missing, len(pages)), g) or []
+                    store.reset(fresh)
+                    table.extend(fresh)
 
     def move(self, seq: Sequence, source: Seq[int], target: Seq[int]) -> None:
         """Move rows at slot indices ``source`` of the sequence to ``target``: compacts an accepted path."""
@@ -263,7 +286,7 @@ class KVCache:
 
     def forget_prefixes(self) -> None:
         """Drop every cached page, for a benchmark that must start cold."""
-        for pool in self.pools:
+        for pool in self.each_pool:
             pool.unpublish_all()
         if self.index is not None:
             self.index.clear()
@@ -283,17 +306,19 @@ class KVCache:
         return {**kv_bytes(self.pools, self.stores, running), **cold}
 
     def check(self) -> None:
-        """Raise :class:`InvariantError` unless the books of every group balance."""
-        for pool in self.pools:
+        """Raise :class:`InvariantError` unless the books of every pool balance."""
+        for pool in self.each_pool:
             pool.check()
 
     # -- inside ---------------------------------------------------------------------------------------------
 
     def _allocate(self, counts: Seq[int], *, contiguous: bool = False) -> list[list[int]] | None:
         """So many fresh zeroed pages of each group, or None and nothing changed."""
+        if self._short(counts, [pool.free for pool in self.each_pool]):
+            return None
         taken: list[list[int]] = []
-        for pool, n in zip(self.pools, counts, strict=True):
-            pages = pool.allocate_run(n) if contiguous and n else pool.allocate(n)
+        for g, (pool, n) in enumerate(zip(self.pools, counts, strict=True)):
+            pages = pool.allocate_run(n, g) if contiguous and n else pool.allocate(n, g)
             if pages is None:
                 for other, given in zip(self.pools, taken, strict=False):
                     other.release(given)
@@ -302,6 +327,13 @@ class KVCache:
         for store, pages in zip(self.stores, taken, strict=True):
             store.reset(pages)
         return taken
+
+    def _short(self, counts: Seq[int], there: Seq[int]) -> bool:
+        """Whether ``there`` pages of each pool are fewer than what its groups need together."""
+        need = dict.fromkeys(self.each_pool, 0)
+        for pool, n in zip(self.pools, counts, strict=True):
+            need[pool] += n
+        return any(n > have for n, have in zip(need.values(), there, strict=True))
 
     def _limit(self, seq: Sequence) -> int:
         """Tokens of a sequence that may be found: the logits of one at least must be computed."""
@@ -331,13 +363,14 @@ class KVCache:
                 e for i, e in enumerate(seq.chain) if i >= known and e.pages[0] == seq.tables[0][i]
             )
 
-    def _evictor(self, group: int):  # type: ignore[no-untyped-def]
+    def _evictor(self, pool: PagePool) -> Callable[[int], None]:
         """What happens when a pool takes a cached page: with it goes the entry that names it, unless only a
         window has lost a page that longer matches do not need."""
 
         def evict(page: int) -> None:
             if self.index is None:
                 return
+            group = pool.owners[page]
             if self.windows.may_lose(group):
                 self.index.lose_page(group, page)
                 return

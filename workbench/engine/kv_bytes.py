@@ -15,33 +15,47 @@ from workbench.engine.store import PageStore
 def kv_bytes(pools: Seq[PagePool], stores: Seq[PageStore], running: Seq[Sequence]) -> dict[str, int]:
     """Bytes by category; what live tokens fill, what allocated slots leave empty, what is cached or free.
 
-    The categories add up to the storages held. The coded bytes of a page that is still open hold nothing
-    yet: they count as fragmentation, its open row as payload as far as it is filled.
+    ``pools`` and ``stores`` are those of each KV group; groups may share a pool, whose bytes count once. The
+    categories add up to the storages held. The coded bytes of a page that is still open hold nothing
+    yet: they count as fragmentation, its open row as payload as far as it is filled. So do the layers that
+    a page of the pool has and its group has not.
     """
     out = dict.fromkeys(("kv_payload", "kv_meta", "fragmentation", "kv_cached", "kv_free", "workspace"), 0)
-    size = pools[0].page_size
-    for g, (pool, store) in enumerate(zip(pools, stores, strict=True)):
-        held = store.nbytes()
-        live = {True: 0, False: 0}  # filled slots of open and of coded pages
-        pages = {True: 0, False: 0}
-        for page, n in _filled(running, g, size).items():
-            is_open = store.is_open(page)
-            live[is_open] += n
-            pages[is_open] += 1
-        slots = (pool.pages + 1) * size
+    for pool in dict.fromkeys(pools):
+        groups = [g for g, own in enumerate(pools) if own is pool]
+        held = stores[groups[0]].nbytes()
+        slots = (pool.pages + 1) * pool.page_size
         coded = held["kv_payload"] + held["kv_meta"]
-        opened = store.open_page_nbytes
-        payload = held["kv_payload"] * live[False] // slots + opened * live[True] // size
-        meta = held["kv_meta"] * live[False] // slots
-        in_tables = coded * (pages[True] + pages[False]) * size // slots + opened * pages[True]
-        cached = coded * pool.cached * size // slots
-        out["kv_payload"] += payload
-        out["kv_meta"] += meta
-        out["fragmentation"] += in_tables - payload - meta
+        free = coded + held["kv_open"]
+        for g in groups:
+            used = _used(stores[g], held, slots, _filled(running, g, pool.page_size))
+            for category, nbytes in used.items():
+                out[category] += nbytes
+            free -= sum(used.values())
+        cached = coded * pool.cached * pool.page_size // slots
         out["kv_cached"] += cached
-        out["kv_free"] += coded + held["kv_open"] - in_tables - cached
+        out["kv_free"] += free - cached
         out["workspace"] += held["workspace"]
     return out
+
+
+def _used(store: PageStore, held: dict[str, int], slots: int, filled: dict[int, int]) -> dict[str, int]:
+    """Bytes of one group's pages in tables, of a pool of ``slots`` slots that holds ``held``."""
+    size = store.geometry.page_size
+    live = {True: 0, False: 0}  # filled slots of open and of coded pages
+    pages = {True: 0, False: 0}
+    for page, n in filled.items():
+        is_open = store.is_open(page)
+        live[is_open] += n
+        pages[is_open] += 1
+    own, layers = store.geometry.layers, store.held.geometry.layers
+    opened = store.open_page_nbytes
+    payload = held["kv_payload"] * live[False] * own // (slots * layers)
+    payload += opened * live[True] * own // (size * layers)
+    meta = held["kv_meta"] * live[False] * own // (slots * layers)
+    coded = held["kv_payload"] + held["kv_meta"]
+    in_tables = coded * (pages[True] + pages[False]) * size // slots + opened * pages[True]
+    return {"kv_payload": payload, "kv_meta": meta, "fragmentation": in_tables - payload - meta}
 
 
 def _filled(running: Seq[Sequence], group: int, size: int) -> dict[int, int]:

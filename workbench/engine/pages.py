@@ -1,4 +1,6 @@
-"""Page ids of one KV group: reference counts, free pages, and the LRU of cached pages.
+"""Page ids of one pool: reference counts, free pages, and the LRU of cached pages.
+
+KV groups whose pages are of one size draw from one pool; a page is one group's, its *owner's*, at a time.
 
 The pool owns no bytes. Page 0 is the null page: a placeholder that is never allocated, never
 freed and never counted. A page with no reference is either *clean* or *cached* (a prefix index
@@ -24,6 +26,7 @@ class PagePool:
         self.pages = pages
         self.page_size = page_size
         self.refs = [0] * (pages + 1)
+        self.owners = [0] * (pages + 1)  # who took the page last: the group of its content, also while cached
         self.on_evict = on_evict
         self._clean = list(range(1, pages + 1))  # a heap: low ids first keeps the live range dense
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -39,22 +42,30 @@ class PagePool:
         """Unreferenced pages whose content can still be found."""
         return len(self._cached)
 
-    def cached_pages(self) -> list[int]:
-        """Their ids, the one to be evicted first in front."""
-        return list(self._cached)
+    def cached_pages(self, owner: int | None = None) -> list[int]:
+        """Their ids, the one to be evicted first in front; of one owner, or of all."""
+        return [p for p in self._cached if owner is None or self.owners[p] == owner]
+
+    def taken(self) -> list[int]:
+        """Ids of the pages that some sequence refers to, and of the cached ones."""
+        return [*(p for p, n in enumerate(self.refs) if n), *self._cached]
+
+    def used_by(self, owner: int) -> int:
+        """Pages of one owner that some sequence refers to."""
+        return sum(n > 0 and self.owners[p] == owner for p, n in enumerate(self.refs))
 
     @property
     def used(self) -> int:
         """Pages some sequence refers to."""
         return self.pages - self.free
 
-    def allocate(self, n: int) -> list[int] | None:
+    def allocate(self, n: int, owner: int = 0) -> list[int] | None:
         """Take ``n`` pages with one reference each, or None, changing nothing, if there are not enough."""
         if n > self.free:
             return None
-        return [self._take() for _ in range(n)]
+        return [self._take(owner) for _ in range(n)]
 
-    def allocate_run(self, n: int) -> list[int] | None:
+    def allocate_run(self, n: int, owner: int = 0) -> list[int] | None:
         """Take ``n`` consecutive pages (a contiguous reservation), or None if no such run is free."""
         run: list[int] = []
         for page in sorted([*self._clean, *self._cached]):
@@ -73,6 +84,7 @@ class PagePool:
         heapq.heapify(self._clean)
         for page in run:
             self.refs[page] = 1
+            self.owners[page] = owner
         return run
 
     def share(self, pages: Iterable[int]) -> None:
@@ -127,13 +139,14 @@ class PagePool:
         if min(self.refs) < 0 or not cached <= self._published or clean & self._published:
             raise InvariantError("reference counts or published pages are inconsistent.")
 
-    def _take(self) -> int:
+    def _take(self, owner: int) -> int:
         if self._clean:
             page = heapq.heappop(self._clean)
         else:
             page = next(iter(self._cached))
             self._evict(page)
         self.refs[page] = 1
+        self.owners[page] = owner
         return page
 
     def _evict(self, page: int) -> None:

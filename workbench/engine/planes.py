@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
 
 from workbench.engine.seams import KVCodec, PageGeometry, PlaneSpec
 from workbench.spec.errors import InvariantError, OptionError
@@ -60,3 +64,16 @@ def group_planes(codec: KVCodec, geometry: PageGeometry, numbers: Sequence[int])
                 )
             made.rows[-1][spec.name] = row
     return made
+
+
+def zeros(geometry: PageGeometry, layers: int, rows: int, spec: PlaneSpec) -> Tensor:
+    """A plane [layers, rows, *shape]; raises :class:`OptionError` when the device refuses the memory."""
+    whole = (layers, rows, *spec.shape)
+    try:
+        return torch.zeros(whole, dtype=spec.dtype, device=geometry.device)
+    except RuntimeError:  # torch's only word for memory that the machine refuses
+        gib = prod(whole) * spec.dtype.itemsize / 2**30
+        raise OptionError(
+            f"A part of the KV pool needs {gib:,.1f} GiB on {geometry.device}, which cannot be had.",
+            hint="Lower kv_pool_tokens, or choose a smaller KV format.",
+        ) from None

@@ -14,8 +14,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.engine.seams import PageGeometry
-from workbench.engine.store import PageStore, ReadPlan, zeros
+from workbench.engine.open_pages import OpenPages
+from workbench.engine.planes import zeros
+from workbench.engine.seams import PageGeometry, PlaneSpec
+from workbench.engine.store import PageStore, ReadPlan
+
+
+class Mirror(OpenPages):
+    """A row for every page of the pool, by its id: open pages, and what coded ones decode to."""
+
+    def __init__(self, geometry: PageGeometry, specs: Sequence[PlaneSpec]) -> None:
+        super().__init__(geometry, specs)
+        self._hold({s.name: zeros(geometry, geometry.layers, geometry.pages + 1, s) for s in specs})
+
+    def open(self, page: int) -> None:
+        """A page's row is its own, and was zeroed when the page was allocated."""
+        self._fresh.discard(page)
+        self.rows.setdefault(page, page)
+
+    @property
+    def page_nbytes(self) -> int:
+        """An open page has no bytes outside the mirror."""
+        return 0
+
+    def _give_back(self, row: int) -> None:
+        """Rows are not given back: they are the page's own."""
 
 
 class ResidentStore(PageStore):
@@ -24,33 +47,25 @@ class ResidentStore(PageStore):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        geometry = self.geometry
-        self._open = {
-            s.name: zeros(geometry, geometry.layers, geometry.pages + 1, s)
-            for s in self._open_codec.planes(geometry)
-        }
-        self._open_layers = [{n: t[i] for n, t in self._open.items()} for i in range(geometry.layers)]
-        none = torch.empty(0, dtype=torch.int64, device=geometry.device)
+        none = torch.empty(0, dtype=torch.int64, device=self.geometry.device)
         self._all = ReadPlan(None, none, none)
         self._touched = none
         self._own: tuple[int, list[tuple[Tensor, Tensor]]] = (-1, [])
+
+    def _open_pages(self, geometry: PageGeometry, specs: Sequence[PlaneSpec]) -> OpenPages:
+        return Mirror(geometry, specs)
 
     def reset(self, pages: Sequence[int]) -> None:
         """Zero newly allocated pages, in the mirror too."""
         super().reset(pages)
         if pages:
             index = torch.tensor(pages, device=self.geometry.device)
-            for plane in self._open.values():
+            for plane in self._open.planes.values():
                 plane.index_fill_(1, index, 0)
-
-    def release(self, pages: Sequence[int]) -> None:
-        """As in a store without a mirror; rows are not given back, they are the page's own."""
-        super().release(pages)
-        self._open_free.clear()
 
     def fill(self, pages: Sequence[int]) -> None:
         """Encode open pages that a commit filled, and mirror what came of them."""
-        pages = [p for p in pages if p in self._open_of]
+        pages = [p for p in pages if self.is_open(p)]
         super().fill(pages)
         self._mirror(pages)
 
@@ -62,14 +77,14 @@ class ResidentStore(PageStore):
     def copy(self, source: int, target: int, rows: int | None = None) -> None:
         """Copy-on-write, the mirror included."""
         super().copy(source, target, rows)
-        for plane in self._open.values():
+        for plane in self._open.planes.values():
             plane[:, target] = plane[:, source]
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Move rows between slots; of a format coded by token, codes and mirror."""
         super().move(source, target)
         if self.codec.grain == "token":
-            self._move_rows(self._open_codec.planes(self.geometry), self._open, source, target)
+            self._move_rows(self._open.specs, self._open.planes, source, target)
 
     def begin(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Note positions of the slots about to be written, and which pages they touch."""
@@ -87,12 +102,12 @@ class ResidentStore(PageStore):
 
     def plan_read(self, pages: Sequence[int]) -> ReadPlan:
         """Attention uses the page ids themselves."""
-        self._open_fresh(pages)
+        self._open.open_fresh(pages)
         return self._all
 
     def read(self, layer: int, plan: ReadPlan) -> tuple[Tensor, Tensor]:
         """The mirror of one layer, K and V [N, Hkv, P, D]."""
-        planes = self._open_layers[layer]
+        planes = self._open.layers[layer]
         return planes["k"], planes["v"]
 
     def nbytes(self) -> dict[str, int]:
@@ -101,20 +116,11 @@ class ResidentStore(PageStore):
         out["workspace"], out["kv_open"] = out["kv_open"], 0
         return out
 
-    @property
-    def open_page_nbytes(self) -> int:
-        """An open page has no bytes outside the mirror."""
-        return 0
-
-    def _open_page(self, page: int) -> None:
-        self._fresh.discard(page)
-        self._open_of.setdefault(page, page)
-
     def _look_at(self, page: int) -> None:
         """Views of one page in every layer, kept while a sequence fills it."""
         if page != self._own[0]:
             part = slice(page, page + 1)
-            self._own = page, [(t["k"][part], t["v"][part]) for t in self._open_layers]
+            self._own = page, [(t["k"][part], t["v"][part]) for t in self._open.layers]
 
     def _mirror(self, pages: Sequence[int]) -> None:
         if pages:
@@ -126,7 +132,7 @@ class ResidentStore(PageStore):
         if pages is self._touched and len(pages) == 1:  # a decode step: straight into its place
             self._codecs[layer].decode(self._layers[layer], pages, *self._own[1][layer])
             return
-        out = self._open_layers[layer]
+        out = self._open.layers[layer]
         k, v = (t.new_empty(len(pages), *t.shape[1:]) for t in (out["k"], out["v"]))
         self._codecs[layer].decode(self._layers[layer], pages, k, v)
         out["k"].index_copy_(0, pages, k)

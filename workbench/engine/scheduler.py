@@ -7,9 +7,9 @@ The rules, in order:
    in one piece. Waiting ones come first come first served and are never overtaken, unless the prefix index
    asks for its longest match first (SGLang); then a request is overtaken ``PATIENCE`` times at most, and
    one that was preempted never.
-3. A sequence is admitted only when pages for all its known tokens are free, so a prefill never
-   starves half-way. Decodes that run out of pages preempt the youngest sequence, which is recomputed
-   later; the oldest is never preempted, so every sequence finishes.
+3. A sequence is admitted only when pages for all its known tokens are free (behind a window: for what is
+   seen at a time), so a prefill never starves half-way. Decodes that run out of pages preempt the youngest
+   sequence, which is recomputed later; the oldest is never preempted, so every sequence finishes.
 Blocks are cut where what a position sees changes: at pages that are coded whole, at selections (law 3).
 """
 
@@ -84,7 +84,7 @@ class Scheduler:
             seq = self._next()
             if self._places + 1 + len(seq.siblings) > self.max_sequences:
                 break
-            if not self.kv.admit(seq, len(seq.tokens)):
+            if not self.kv.admit(seq, len(seq.tokens), block=self.budget or None):
                 break
             place = self.waiting.index(seq)
             for passed in itertools.islice(self.waiting, place):

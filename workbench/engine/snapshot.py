@@ -26,8 +26,12 @@ class SequencePages:
 
 @dataclass(frozen=True)
 class GroupPages:
-    """One KV group. ``refs``: references per page that has any; ``cached``: pages without one whose content a
-    prefix index still finds; ``open``: pages kept in full precision until they are full and coded."""
+    """One KV group. ``pages`` are those of its pool, which groups with pages of one size share.
+
+    ``refs``: references per page that has any; ``cached``: pages without one whose content a prefix index
+    still finds; ``open``: pages kept in full precision until they are full and coded; ``others``: pages of
+    the pool that other groups hold, or have cached.
+    """
 
     page_size: int
     pages: int
@@ -35,6 +39,7 @@ class GroupPages:
     refs: dict[int, int]
     cached: tuple[int, ...]
     open: tuple[int, ...]
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,14 +59,17 @@ def page_snapshot(engine: Engine) -> PageSnapshot:
             SequencePages(s.request.id, s.sample, s.used(g), tuple(s.tables[g])) for s in running if s.tables
         )
         held = sorted({p for s in sequences for p in s.pages if p})
+        cached = pool.cached_pages(g)
+        others = {p for p in pool.taken() if pool.owners[p] != g}
         groups.append(
             GroupPages(
                 page_size=kv.page_size,
                 pages=pool.pages,
                 sequences=sequences,
                 refs={p: pool.refs[p] for p in held},
-                cached=tuple(pool.cached_pages()),
+                cached=tuple(cached),
                 open=tuple(p for p in held if store.is_open(p)),
+                others=tuple(sorted(others)),
             )
         )
     return PageSnapshot(engine.steps, tuple(groups))

@@ -26,6 +26,18 @@ class Windows:
         window = self._windows[group]
         return 0 if window is None else max(0, computed - window + 1) // self._page_size
 
+    def reach(self, group: int, slots: int, computed: int, block: int | None) -> int:
+        """Slots a table must have for a prompt of ``slots``, of which ``computed`` are there, when blocks of
+        at most ``block`` tokens follow (None: it is computed at once).
+
+        In front of a window it is enough that pages for the first blocks are there: by the time they are
+        full, as many behind the window have come back.
+        """
+        window = self._windows[group]
+        if window is None or block is None:
+            return slots
+        return min(slots, max(computed, window) + block + self._page_size)
+
     def may_lose(self, group: int) -> bool:
         """Whether a prefix can be of use without a page of this group: other groups see all keys."""
         return self._windows[group] is not None and None in self._windows

@@ -160,7 +160,12 @@ def test_kvc_15_memory_shown_equals_the_bytes_of_the_tensors_held(
     held = sum(
         t.untyped_storage().nbytes()
         for store in engine.kv.stores
-        for t in (*store.planes.values(), store.positions, *store._open.values(), *(store._work or ()))
+        for t in (
+            *store.planes.values(),
+            store.positions,
+            *store.held.open.planes.values(),
+            *(store.held.work or ()),
+        )
     )
     assert held > 0
     shown = engine.memory()
@@ -291,7 +296,7 @@ def test_kvc_15_a_page_grain_format_holds_one_open_page_per_sequence(lab: Module
     for _ in range(12):
         with torch.inference_mode():
             engine.step()
-        assert len(store._open_of) <= 1
+        assert len(store.held.open.rows) <= 1
     config = engine.executor.decoder.config
     page = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4 * engine.kv.page_size
     assert store.nbytes()["kv_open"] == page

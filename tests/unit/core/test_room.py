@@ -12,7 +12,7 @@ import torch
 
 from workbench.core import room
 from workbench.core.session import Session
-from workbench.engine.store import pool_nbytes
+from workbench.engine.page_bytes import pool_nbytes
 from workbench.spec.errors import OptionError
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe

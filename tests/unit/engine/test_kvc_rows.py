@@ -21,7 +21,8 @@ def held(engine) -> int:
     """Bytes of every storage of the KV cache, found without asking it."""
     seen: dict[int, int] = {}
     for store in engine.kv.stores:
-        tensors = [*store.planes.values(), *store._open.values(), *(store._work or ()), store.positions]
+        opened, work = store.held.open.planes, store.held.work
+        tensors = [*store.planes.values(), *opened.values(), *(work or ()), store.positions]
         for t in tensors:
             seen[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
     return sum(seen.values())
@@ -123,8 +124,8 @@ def test_a_long_prompt_never_holds_more_than_its_newest_page_uncoded(lab):
         most = 0
         while engine.has_work:
             engine.step()
-            most = max(most, len(engine.kv.stores[0]._open_of))
+            most = max(most, len(engine.kv.stores[0].held.open.rows))
         sizes[codec] = held(engine)
         assert most == (1 if codec else 0)
-        assert not engine.kv.stores[0]._open_of
+        assert not engine.kv.stores[0].held.open.rows
     assert sizes["kivi:residual=32,group=32"] < sizes[""]

@@ -202,7 +202,7 @@ def test_law_3_blocks_end_where_a_codec_changes_how_tokens_are_seen(lab, budget)
     seq = start(engine, prompt, max_tokens=3)
     sizes: list[list[int]] = []  # which of its pages are open before each step that follows
     while engine.has_work:
-        opened = engine.kv.stores[0]._open_of
+        opened = engine.kv.stores[0].held.open.rows
         if seq.tables:
             sizes.append([i for i, page in enumerate(seq.tables[0]) if page in opened])
         engine.step()

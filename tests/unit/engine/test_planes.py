@@ -8,9 +8,10 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from workbench.engine.page_bytes import pool_nbytes
 from workbench.engine.planes import group_planes
 from workbench.engine.seams import PageGeometry, PlaneSpec
-from workbench.engine.store import PageStore, pool_nbytes
+from workbench.engine.store import PageStore
 from workbench.kv.constants import NoConstants
 from workbench.kv.plain import PlainCodec
 from workbench.spec.errors import InvariantError, OptionError

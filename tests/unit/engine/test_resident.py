@@ -50,10 +50,11 @@ def same_runs(lab, *uses: str, prompts, prepare=lambda engine: None, **kwargs) -
 
 def mirrors(engine) -> None:
     """What attention would read of coded slots is what their codes decode to."""
-    for store in engine.kv.stores:
+    for g, (store, pool) in enumerate(zip(engine.kv.stores, engine.kv.pools, strict=True)):
         written = store.positions.view(-1, store.geometry.page_size) >= 0
         coded = written.any(1) if store.codec.grain == "token" else written.all(1)
-        coded[list(store._open_of)] = False
+        coded[list(store.held.open.rows)] = False
+        coded &= torch.tensor(pool.owners) == g
         pages = coded.nonzero()[:, 0]
         for layer in range(store.geometry.layers):
             k, v = store.read(layer, store.plan_read([]))

@@ -175,7 +175,8 @@ def test_ragged_heads_hold_pages_of_their_own(lab, scripted_selection, engine_wi
     assert len(engine.kv.pools) == config.num_layers * config.num_kv_heads
     lengths = [seq.used(g) for g in range(len(engine.kv.pools))]
     assert lengths == [16, 17] * config.num_layers
-    assert [pool.used for pool in engine.kv.pools] == [-(-n // PAGE) for n in lengths]
+    pools = enumerate(engine.kv.pools)
+    assert [pool.used_by(g) for g, pool in pools] == [-(-n // PAGE) for n in lengths]
 
 
 @pytest.mark.parametrize("history", [0, 3, None])

@@ -53,8 +53,9 @@ def test_pages_behind_the_window_are_held_no_longer(lab, gemma, uses):
         behind = (seq.computed - WINDOW + 1) // PAGE
         assert seq.tables[sliding][:behind] == [NULL_PAGE] * behind
         assert NULL_PAGE not in seq.tables[sliding][behind:] and NULL_PAGE not in seq.tables[full]
-        assert engine.kv.pools[sliding].used == len(seq.tables[sliding]) - behind <= WINDOW // PAGE + 3
-        assert engine.kv.pools[full].used == len(seq.tables[full])
+        pool = engine.kv.pools[sliding]
+        assert pool.used_by(sliding) == len(seq.tables[sliding]) - behind <= WINDOW // PAGE + 3
+        assert pool.used_by(full) == len(seq.tables[full]) and pool is engine.kv.pools[full]
         (shown,) = page_snapshot(engine).groups[sliding].sequences
         assert shown.pages[0] == NULL_PAGE and NULL_PAGE not in page_snapshot(engine).groups[sliding].refs
         engine.kv.check()

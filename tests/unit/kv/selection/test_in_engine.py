@@ -112,7 +112,7 @@ def test_kvc_15_pages_of_what_is_dropped_are_free_and_lengths_are_told_apart(
     else:
         for layer in range(made.executor.decoder.config.num_layers):
             assert sum(seq.used(layer * heads + h) for h in range(heads)) == 25 * heads
-    assert [p.used for p in made.kv.pools] == [-(-seq.used(g) // PAGE) for g in groups]
+    assert [made.kv.pools[g].used_by(g) for g in groups] == [-(-seq.used(g) // PAGE) for g in groups]
     last = 0
     while made.has_work and seq.state != "finished":
         last = seq.used(0)
