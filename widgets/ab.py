@@ -84,7 +84,7 @@ class AB:
                 marker={**figures.marker("measured", colour), "size": 11, "opacity": 0.8},
                 hovertemplate="%{x:.3g} tok/s<extra></extra>",
             )  # fmt: skip
-        out.update_layout(height=220)
+        out.update_layout(height=244)
         out.update_xaxes(rangemode="tozero")
         return out
 

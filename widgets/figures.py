@@ -19,6 +19,9 @@ from workbench.spec.run import Tag
 from workbench.widgets.palette import INKS, Theme
 
 MIME = "application/vnd.plotly.v1+json"
+TOP = 72  # pixels above a plot: the mode bar and the title beside it, then two rows of a legend
+_WITHOUT = ("sendChartToCloud", "zoomIn2d", "zoomOut2d", "autoScale2d", "select2d", "lasso2d")
+_CONFIG = {"displaylogo": False, "responsive": True}
 _HEAVY = "plotly_mimetype+notebook"  # plotly's default in a notebook
 DASH: dict[Tag, str] = {"measured": "solid", "predicted": "longdash", "simulated": "dot", "claimed": "solid"}
 
@@ -49,7 +52,8 @@ def figure_class() -> Any:
                 return super()._repr_mimebundle_(include, exclude, **more)
             # Its own text form spells out every number of the figure.
             title = self.layout.title.text or "without a title"
-            return {MIME: json.loads(self.to_json(validate=False)), "text/plain": f"Figure: {title}"}
+            data = {**json.loads(self.to_json(validate=False)), "config": _CONFIG}
+            return {MIME: data, "text/plain": f"Figure: {title}"}
 
     return Figure
 
@@ -69,7 +73,14 @@ def new(title: str, *, theme: Theme = "auto", x: str = "", y: str = "", note: st
     }
     figure = figure_class()(
         layout={
-            "title": {"text": title, "x": 0, "xref": "paper", "font": {"size": 15}},
+            "title": {
+                "text": title, "x": 0, "xref": "paper", "font": {"size": 15},
+                "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 8},
+            },
+            "modebar": {
+                "remove": _WITHOUT, "bgcolor": "rgba(0,0,0,0)",
+                "color": ink["axis"], "activecolor": ink["text"],
+            },
             "font": {
                 "color": ink["text"],
                 "size": 12,
@@ -77,15 +88,15 @@ def new(title: str, *, theme: Theme = "auto", x: str = "", y: str = "", note: st
             },
             "paper_bgcolor": ink["page"],
             "plot_bgcolor": ink["page"],
-            "margin": {"l": 56, "r": 24, "t": 48, "b": 64 if note else 48},
-            "height": 300,
+            "margin": {"l": 56, "r": 24, "t": TOP, "b": 64 if note else 48},
+            "height": 324,
             "xaxis": {**axis, "title": {"text": x}},
             "yaxis": {**axis, "title": {"text": y}},
             "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
             "hoverlabel": {"namelength": -1},
             "template": None,
         }
-    )
+    )  # fmt: skip
     if note:
         add_note(figure, note)
     return figure

@@ -14,6 +14,8 @@ from workbench.spec.errors import OptionError
 from workbench.widgets import figures
 from workbench.widgets.palette import INKS, B, Theme
 
+_WORDS = 20  # pixels for the words of a rule
+_BOX = 0.76  # of a lane's height
 Hatch = Literal["", "/", "\\", "x", "-", "|", "+", "."]
 
 
@@ -112,8 +114,14 @@ class Lanes:
             each = len(traces)
             for trace in traces:
                 out.add_trace({**trace, "visible": number == self.first})
-        margin = {"l": 24 + 7 * max(map(len, self.lanes)), "t": 72, "b": 56 + 24 * bool(self.note)}
-        out.update_layout(barmode="overlay", height=150 + 34 * len(self.lanes) + margin["b"], margin=margin)
+        ruled = any(
+            f.rules for f in self.frames
+        )  # their words stand above the top lane, the legend above them
+        top = figures.TOP + _WORDS * ruled
+        margin = {"l": 24 + 7 * max(map(len, self.lanes)), "t": top, "b": 56 + 24 * bool(self.note)}
+        out.update_layout(barmode="overlay", height=top + self._tall + margin["b"], margin=margin)
+        if ruled:
+            out.update_layout(legend={"y": 1 + _WORDS / self._tall})
         out.update_xaxes(range=[0, self.end * 1.005], showgrid=False, zeroline=False)
         out.update_yaxes(
             categoryorder="array",
@@ -122,10 +130,10 @@ class Lanes:
             range=[len(self.lanes) - 0.5, -0.5],
         )
         if self.note:
-            out.layout.annotations[0].update(y=0, yshift=-(54 + 62 * (len(self.frames) > 1)))
+            out.layout.annotations[0].update(y=0, yshift=-(54 + 78 * (len(self.frames) > 1)))
         if len(self.frames) > 1:
-            out.update_layout(sliders=[self._slider(each, INKS[theme])], height=out.layout.height + 88)
-            out.layout.margin.b += 88
+            out.update_layout(sliders=[self._slider(each, INKS[theme])], height=out.layout.height + 104)
+            out.layout.margin.b += 104
         return out
 
     def live(self) -> Any:
@@ -133,6 +141,11 @@ class Lanes:
         from workbench.widgets.lanes_live import LanesView
 
         return LanesView(self)
+
+    @property
+    def _tall(self) -> int:
+        """Pixels of all lanes together."""
+        return 78 + 34 * len(self.lanes)
 
     def _traces(self, frame: Frame, ink: dict[str, str]) -> list[dict[str, Any]]:
         traces: list[dict[str, Any]] = []
@@ -151,7 +164,7 @@ class Lanes:
                 }  # fmt: skip
             traces.append(
                 {
-                    "type": "bar", "orientation": "h", "name": kind.name, "marker": marker, "width": 0.76,
+                    "type": "bar", "orientation": "h", "name": kind.name, "marker": marker, "width": _BOX,
                     "y": [self.lanes[b.lane] for b in boxes], "base": [b.start for b in boxes],
                     "x": [b.end - b.start for b in boxes], "text": [b.label for b in boxes],
                     "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
@@ -166,9 +179,12 @@ class Lanes:
             lines["text"] += ["", words, ""]
         traces.append(
             {
-                "type": "scatter", "mode": "lines+text", "showlegend": False, **lines,
+                "type": "scatter", "mode": "lines+markers+text", "showlegend": False, **lines,
                 "line": {"color": ink["axis"], "width": 1.5, "dash": "dash"},
-                "textposition": "middle left", "hoverinfo": "skip", "textfont": {"color": ink["text"]},
+                # Unseen, it holds the words off the boxes of the top lane.
+                "marker": {"size": _BOX * self._tall / len(self.lanes), "opacity": 0},
+                "textposition": "top center", "hoverinfo": "skip", "textfont": {"color": ink["text"]},
+                "cliponaxis": False,
             }
         )  # fmt: skip
         return traces

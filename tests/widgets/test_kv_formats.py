@@ -14,6 +14,7 @@ from workbench.core.session import Session
 from workbench.kv.cached import CachedRows, Reconstructed
 from workbench.spec.errors import OptionError
 from workbench.widgets.kv_views import compare_formats, keep_exact, measure_points, read_cache, round_trips
+from workbench.widgets.kv_views.cache_rows import CachePicture
 from workbench.widgets.kv_views.format_error import sqnr_db
 
 
@@ -48,6 +49,13 @@ def test_the_picture_is_of_the_head_whose_key_channels_differ_most(cache: Any, t
         torch.testing.assert_close(z, x[:160].abs(), rtol=0, atol=6e-4)
     assert cache.loudest(layer, head, 0) >= cache.loudest(0, 0, 0)
     assert len(cache.table()) == 5 and "measured" in cache.table().to_text()
+
+
+def test_a_picture_of_a_part_says_so(cache: Any) -> None:
+    k, v = (tuple(x.repeat(2, 1, 1) for x in side) for side in (cache.rows.k, cache.rows.v))
+    figure = CachePicture("m", CachedRows(k, v, torch.arange(320)), ()).figure()
+    assert figure.layout.yaxis.title.text == "token, the first 160 of 320" and len(figure.data[0].z) == 160
+    assert cache.figure().layout.yaxis.title.text == "token"
 
 
 def test_heads_and_lengths_that_are_not_there_are_refused(tiny: Any, cache: Any) -> None:

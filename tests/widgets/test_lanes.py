@@ -44,6 +44,16 @@ def test_a_single_frame_needs_no_slider_and_every_lane_is_there() -> None:
     assert list(figure.layout.yaxis.range) == [1.5, -0.5]
 
 
+def test_the_words_of_a_rule_stand_above_the_boxes_and_below_the_legend() -> None:
+    ruled, plain = lanes().figure(), lanes(frames=FRAMES[:1]).figure()
+    (words,) = [t for t in ruled.data if t.type == "scatter" and t.text and "limit" in t.text]
+    tall = ruled.layout.height - ruled.layout.margin.t - ruled.layout.margin.b
+    assert words.textposition == "top center" and words.marker.opacity == 0
+    room = (ruled.layout.legend.y - 1) * 146  # pixels of two lanes
+    assert words.marker.size == 0.76 * 146 / 2 and tall == 146
+    assert room >= 16 and ruled.layout.margin.t >= plain.layout.margin.t + room - 1
+
+
 def test_kinds_differ_in_more_than_colour() -> None:
     marks = [t.marker.pattern.shape for t in lanes(frames=FRAMES[1:]).figure().data if t.type == "bar"]
     assert len(set(marks)) == len(marks)

@@ -13,6 +13,7 @@ from workbench.spec.recipe import Recipe
 from workbench.widgets import Table, views, words
 from workbench.widgets.ab import AB
 from workbench.widgets.code import as_code
+from workbench.widgets.figures import MIME
 from workbench.widgets.state import PanelState
 
 
@@ -40,6 +41,14 @@ def test_every_view_is_a_figure_and_a_table(pair: Any, view: str, theme: Any) ->
 def test_a_figure_in_plain_text_is_its_title_not_its_numbers(pair: Any) -> None:
     shown = views.to_figure("memory", pair[0])._repr_mimebundle_()
     assert shown["text/plain"].startswith("Figure: Memory in use") and len(shown["text/plain"]) < 100
+
+
+def test_a_legend_is_clear_of_the_mode_bar_which_sends_nothing_anywhere(pair: Any) -> None:
+    figure = views.to_figure("memory", pair[0])
+    assert figure.layout.margin.t >= 72 and figure.layout.legend.yanchor == "bottom"
+    assert "sendChartToCloud" in figure.layout.modebar.remove
+    shown = figure._repr_mimebundle_()[MIME]
+    assert shown["config"]["displaylogo"] is False and set(shown) >= {"data", "layout"}
 
 
 def test_measured_is_a_solid_line(pair: Any) -> None:

@@ -89,7 +89,7 @@ class MachineCode:
             categoryorder="array", categoryarray=[lane for lane, _ in LANES][::-1], showgrid=False
         )
         out.update_xaxes(range=[0, len(self.code)])
-        out.update_layout(height=280, margin={"l": 190})
+        out.update_layout(height=304, margin={"l": 190})
         return out
 
     def table(self) -> Table:

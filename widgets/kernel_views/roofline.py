@@ -97,7 +97,7 @@ class Roofline:
                 )  # fmt: skip
         out.update_xaxes(range=[0, 1.02], tickformat=".0%")
         out.update_yaxes(categoryorder="array", categoryarray=[r["key"] for r in reversed(rows)])
-        out.update_layout(height=130 + 26 * len(rows), margin={"l": 260})
+        out.update_layout(height=154 + 26 * len(rows), margin={"l": 260})
         return out
 
     def table(self) -> Table:

@@ -59,7 +59,7 @@ class TileWalk:
         self._axes(out, figures.new("", theme=theme).layout)
         out.update_layout(
             height=540,
-            margin={"t": 64, "b": 40},
+            margin={"b": 40},
             bargap=0.15,
             sliders=[self._slider(each, INKS[theme])],
             legend={"y": 1.02, "x": 1},

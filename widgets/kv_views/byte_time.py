@@ -101,10 +101,10 @@ class ByteTime:
         out.update_yaxes(**styled, automargin=True, title={"text": "MiB"}, rangemode="tozero")
         out.update_xaxes(title={"text": "ms since the first step"}, row=len(self.runs), col=1)
         out.update_layout(
-            height=130 + 150 * len(self.runs), margin={"t": 84}, font={"color": INKS[theme]["text"]}
+            height=142 + 150 * len(self.runs), margin={"t": 96}, font={"color": INKS[theme]["text"]}
         )
         out.update_layout(legend={"y": 1.0, "yanchor": "bottom", "yref": "container", "x": 1})
-        out.update_layout(legend={"y": 1 - 40 / out.layout.height})
+        out.update_layout(legend={"y": 1 - 72 / out.layout.height})
 
 
 def draw_bytes(*runs: Run, names: Sequence[str] = ()) -> ByteTime:

@@ -61,10 +61,10 @@ class CachePicture:
         """Magnitudes of keys and of values, token by channel, of the head whose key channels differ most."""
         layer, head = self.where(layer, head)
         k, v = self.head(layer, head)
+        shown = min(len(k), DRAWN)
         title = f"One head's cache: {self.model}, layer {layer}, KV head {head} (measured)"
         out = figures.new(title, theme=theme)
         out.set_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.04)
-        shown = min(len(k), DRAWN)
         top = float(torch.cat([k[SINKS:shown], v[SINKS:shown]]).abs().quantile(0.999))
         for col, (name, x) in enumerate((("keys", k), ("values", v)), 1):
             values = [[round(float(e), 3) for e in row] for row in x[:shown].abs()]
@@ -74,9 +74,10 @@ class CachePicture:
                 colorbar={"title": {"text": "|x|"}, "tickcolor": INKS[theme]["axis"], "len": 0.9},
             )  # fmt: skip
             out.update_xaxes(title={"text": f"channel of the {name}"}, showgrid=False, row=1, col=col)
-        out.update_yaxes(title={"text": "token"}, autorange="reversed", row=1, col=1)
+        token = f"token, the first {shown} of {len(k):,}" if shown < len(k) else "token"
+        out.update_yaxes(title={"text": token}, autorange="reversed", row=1, col=1)
         out.update_yaxes(autorange="reversed", showgrid=False)
-        out.update_layout(height=420)
+        out.update_layout(height=420, margin={"t": 48})  # no legend
         return out
 
     def where(self, layer: int | None, head: int | None) -> tuple[int, int]:

@@ -80,7 +80,7 @@ class KeptTokens:
         rows = len(self.rows(next(iter(self.kept))))
         out.update_xaxes(title={"text": "token of the context"}, showgrid=False, zeroline=False)
         out.update_yaxes(autorange="reversed", showgrid=False, nticks=min(rows, _ROWS))
-        out.update_layout(height=190 + min(max(14 * rows, 140), 560), margin={"l": 110, "b": 56})
+        out.update_layout(height=190 + min(max(14 * rows, 140), 560), margin={"t": 48, "l": 110, "b": 56})
         if len(self.kept) > 1:
             self._add_slider(out, INKS[theme])
         return out

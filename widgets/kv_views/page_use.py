@@ -56,7 +56,7 @@ class PageUse:
             )  # fmt: skip
         out.update_xaxes(range=[0, 1.02], tickformat=".0%")
         out.update_yaxes(autorange="reversed")
-        out.update_layout(height=120 + 36 * len(self.runs), margin={"l": 120})
+        out.update_layout(height=144 + 36 * len(self.runs), margin={"l": 120})
         return out
 
     def table(self) -> Table:

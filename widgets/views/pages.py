@@ -118,7 +118,7 @@ def figure(snapshots: Sequence[PageSnapshot], theme: Theme = "auto") -> Any:
         out.add_annotation(x=0, y=y, text=text, showarrow=False, xanchor="left", font={"size": 11})
     out.update_xaxes(visible=False, range=[0, _COLUMNS], fixedrange=True)
     out.update_yaxes(visible=False, range=[top, 0], fixedrange=True)
-    out.update_layout(height=int(72 + 32 * top), margin={"l": 8, "r": 8, "b": 8})
+    out.update_layout(height=int(figures.TOP + 24 + 32 * top), margin={"l": 8, "r": 8, "b": 8})
     return out
 
 
