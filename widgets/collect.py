@@ -143,13 +143,19 @@ class LiveRun:
         return values[::stride]
 
     def draft(self) -> dict[str, Any]:
-        """The latest verified draft: each drafted token's text and whether it was kept."""
+        """The latest verified draft: each drafted token's text, whether it was kept, its depth in the tree
+        (0: right behind the committed text), and the text of the token it follows."""
         if not self.drafts:
             return {}
         d = self.drafts[-1]
         kept = set(d.accepted[: d.emitted])
+        texts, depths = [self.decode([t]) for t in d.tokens], list[int]()
+        for parent in d.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return {
-            "tokens": [[self.decode([t]), i in kept] for i, t in enumerate(d.tokens)],
+            "tokens": [
+                [texts[i], i in kept, depths[i], texts[p] if p >= 0 else ""] for i, p in enumerate(d.parents)
+            ],
             "source": d.source,
             "rule": d.rule,
             "kind": kind_of([d]),

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from workbench.spec.errors import OptionError, PlanError, RecordError
+from workbench.spec.events import DraftRecord
 from workbench.spec.recipe import Recipe, Use
+from workbench.widgets.collect import LiveRun
 
 
 def test_a_run_gives_text_numbers_and_a_picture(panel: Any) -> None:
@@ -37,6 +39,16 @@ def test_tokens_carry_their_source_step_and_logprob(panel: Any) -> None:
     assert {"accepted", "corrected"} <= {p[1] for p in pieces}
     assert panel._gui.live.meters["draft"]["tokens"][0][1] is True
     assert panel._gui.live.meters["draft"]["tokens"][1][1] is False
+
+
+def test_a_drafted_tree_is_told_by_depth_and_by_what_each_token_follows() -> None:
+    record = DraftRecord(
+        "r", (5, 6, 7, 8), (-1, -1, 0, 0), accepted=(0, 3), emitted=3, source="medusa", rule="r1"
+    )
+    live = LiveRun("", "", 0.0, 8, "exact", decode=lambda ids: f"t{ids[0]}", drafts=[record])
+    assert live.draft()["tokens"] == [
+        ["t5", True, 0, ""], ["t6", False, 0, ""], ["t7", False, 1, "t5"], ["t8", True, 1, "t5"],
+    ]  # fmt: skip
 
 
 def test_a_click_and_a_call_do_the_same(panel: Any) -> None:

@@ -6,6 +6,7 @@ const SAMPLING = [
   { name: "n", label: "samples", min: 1, max: 16, step: 1, start: 1, help: "outputs of one prompt; the first is shown" },
   { name: "seed", label: "seed", min: 0, max: 4294967295, step: 1, start: 0, help: "same seed, same text" },
 ];
+const ALTERNATIVES = 4; // of one draft position
 const SOURCE_WORDS = {
   plain: "plain: sampled without a draft",
   accepted: "accepted: drafted and kept",
@@ -120,10 +121,19 @@ function drawText(node, t, drawn) {
 function drawDraft(node, draft) {
   const tokens = (draft && draft.tokens) || [];
   show(node, tokens.length > 0);
+  const shown = (text) => text.replace(/\n/g, "⏎") || "␣";
+  const depths = []; // alternatives for one position stand below each other, what was kept on top
+  for (const token of tokens) (depths[token[2] || 0] ||= []).push(token);
+  const column = (found) => {
+    const sorted = [...found.filter((t) => t[1]), ...found.filter((t) => !t[1])], rest = sorted.splice(ALTERNATIVES);
+    return el("span", { class: "iwb-depth" },
+      ...sorted.map(([text, kept, , before]) => el("span", { class: `iwb-tok ${kept ? "iwb-accepted" : "iwb-rejected"}`,
+        title: `${kept ? "accepted" : "rejected"}${before ? `, drafted behind ${shown(before)}` : ""}`, text: shown(text) })),
+      rest.length > 0 && el("span", { class: "iwb-note", text: `+${rest.length}`, title: `${rest.length} more, all rejected: ${rest.map((t) => shown(t[0])).join(" ")}` }));
+  };
   node.replaceChildren(el("span", { class: "iwb-label", text: `last draft (${draft?.source || ""}${draft?.rule ? `, rule ${draft.rule}` : ""})` }),
     draft?.kind ? el("span", { class: `iwb-badge iwb-badge-${draft.kind}`, text: draft.kind }) : "",
-    ...tokens.map(([text, kept]) => el("span", { class: `iwb-tok ${kept ? "iwb-accepted" : "iwb-rejected"}`,
-      title: kept ? "accepted" : "rejected", text: text.replace(/\n/g, "⏎") || "␣" })));
+    ...depths.filter(Boolean).map(column));
 }
 
 // A prompt is read in one or a few long steps; they are cut where they would flatten all others, and that is said.
