@@ -27,7 +27,7 @@ from workbench.spec.errors import PlanError
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
 from workbench.training.mtp.export import write_weights
-from workbench.training.mtp.model import MTPModel
+from workbench.training.mtp.model import MTPModel, joint_loss, recursive_loss
 
 PAGE = 4
 TOY = LlamaConfig(
@@ -247,6 +247,56 @@ def test_output_with_several_modules_is_the_targets(three, uses):
         found, drafts = generate(engine, PROMPTS)
         assert found == expected and any(d.accepted for d in drafts)
     assert engine.kv.stores[0].geometry.layers == TOY.num_hidden_layers + 3
+
+
+@pytest.fixture(scope="module")
+def copier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the language a b a b …, trained with its module and for recursion.
+
+    x_{s+1} is x_{s-1}, whose state row s is given together with the embedding of x_s.
+    """
+    shape = LlamaConfig(
+        **{**TOY.to_dict(), "vocab_size": 12, "num_hidden_layers": 1, "initializer_range": 0.1}
+    )
+    model, gen = MTPModel(shape, 1, 0), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    with torch.inference_mode(False), torch.enable_grad():
+        for _ in range(80):
+            rows = torch.randint(1, 12, (16, 2), generator=gen).repeat(1, 8)
+            loss = joint_loss(model.chain(rows), rows, 1.0)
+            loss = loss + recursive_loss(model.recursion(rows, 3), rows, (0.5, 0.5, 0.5), "ce", 0.0)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    folder = tmp_path_factory.mktemp("copier")
+    write_weights(folder, model, torch.float64)
+    return folder
+
+
+def share_accepted(folder: Path, use: str, **sampling: Any) -> float:
+    """Of drafted tokens, on texts a b a b …"""
+    prompts = [[a, b, a, b] for a, b in [(1, 5), (7, 2), (11, 3), (4, 10), (9, 6)]]
+    out, drafts = generate(make_engine(folder, use), prompts, max_tokens=11, **sampling)
+    if not sampling:
+        assert all(ids == (prompts[i] * 3)[:11] for i, ids in enumerate(out[f"r{j}.0"] for j in range(5)))
+    return sum(len(d.accepted) for d in drafts) / sum(len(d.tokens) for d in drafts)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_in_a_language_that_can_be_known_every_draft_is_accepted(copier, k):
+    assert share_accepted(copier, f"mtp:k={k}") == 1.0
+
+
+def test_a_row_that_is_fed_the_token_of_its_state_is_noticed(copier, monkeypatch):
+    """The control of the test before: the embedding is of x_s, while the state is of x_{s-1}."""
+    span = FeatureRunner._span
+
+    def late(self, seq, tokens, start, **rest):
+        early = seq.tokens[start - 1 : start - 1 + len(tokens)] if start else [0, *tokens[:-1]]
+        return span(self, seq, early if len(early) == len(tokens) else tokens, start, **rest)
+
+    monkeypatch.setattr(FeatureRunner, "_span", late)
+    assert share_accepted(copier, "mtp:k=1") < 0.5
 
 
 def test_embedding_and_head_are_the_targets_own(toy):
