@@ -13,9 +13,10 @@ import torch
 from workbench.core import catalog
 from workbench.core.bound import attention_op, bound, context_of
 from workbench.core.build_kv import build_kv, keeps_decoded
-from workbench.core.build_weights import plain_weights
+from workbench.core.build_weights import head_pack
 from workbench.core.kv_groups import draft_group, drafter_layers, kv_groups, kv_selector
 from workbench.engine.bounds import reads_bounds
+from workbench.engine.chain_runner import ChainRunner
 from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_target import attach_target
 from workbench.engine.engine import Engine
@@ -29,6 +30,7 @@ from workbench.engine.text import MakeStream
 from workbench.models.config import KVGroup
 from workbench.models.decoder import Decoder
 from workbench.models.feature_decoder import FeatureDecoder
+from workbench.models.mtp_chain import ChainDecoder
 from workbench.spec.plan import Plan
 
 
@@ -99,16 +101,21 @@ def draft_runner(plan: Plan, drafter: Any, target: Decoder, kv: KVCache) -> Draf
     if not drafter_layers(plan, config):
         return None
     known = kv_groups(plan, config)
-    home, own = draft_group(known), drafter.decoder(target, plain_weights(plan, config))
+    home, own = draft_group(known), drafter.decoder(target, head_pack(plan, config, drafter.bits))
     group = known[home]
     groups = (KVGroup(tuple(range(own.config.num_layers)), group.window),)
     op = attention_op(plan, config)
     executor = Executor(own, [kv.stores[home]], op, groups, below=len(group.layers))
     own.reserve(plan.limits.max_context)
-    reads_states = isinstance(own, FeatureDecoder)
-    runner = (FeatureRunner if reads_states else DraftRunner)(executor, home, plan.page_size)
+    runner = _runner_type(own)(executor, home, plan.page_size)
     drafter.attach(runner)
     return runner
+
+
+def _runner_type(own: Decoder) -> type[DraftRunner]:
+    if isinstance(own, ChainDecoder):
+        return ChainRunner
+    return FeatureRunner if isinstance(own, FeatureDecoder) else DraftRunner
 
 
 def _boundaries(plan: Plan, codec: KVCodec, op: AttentionOp) -> tuple[Boundary, ...]:

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from workbench.core import catalog
-from workbench.core.bound import bound
+from workbench.core.bound import bound, context_of
 from workbench.models.compiled import compiled_pack
 from workbench.models.config import ModelConfig
 from workbench.models.plain import plain_pack
 from workbench.models.progress import Cancel, Progress
 from workbench.models.source import Source
-from workbench.models.weightset import Pack, WeightSet, build_weight_set
+from workbench.models.weightset import HEAD, Pack, WeightSet, build_weight_set
 from workbench.spec.plan import Plan
 from workbench.spec.recipe import Recipe
 
@@ -30,6 +30,23 @@ def plain_weights(plan: Plan, config: ModelConfig) -> Pack:
     if kernels is not None:
         return compiled_pack(kernels, config.activation)
     return plain_pack(getattr(torch, plan.dtype), plan.numerics, plan.device, activation=config.activation)
+
+
+def head_pack(plan: Plan, config: ModelConfig, bits: int) -> Pack:
+    """The pack of a draft head: 16-bit weights as the plan's kernels take them, or rounded to ``bits``."""
+    if bits == 16:
+        return plain_weights(plan, config)
+    rounding = catalog.get("rtn")
+    context = context_of(plan, config, kernels=bound(plan, "kernels", config))
+    method: Any = rounding.bind(rounding.configure({"bits": bits}), context)
+
+    def pack(name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        named = "head" if name == HEAD else name  # rounded like the rest
+        return method.pack(
+            named, weight, bias, dtype=getattr(torch, plan.dtype), numerics=plan.numerics, device=plan.device
+        )
+
+    return pack
 
 
 def build_weights(

@@ -98,6 +98,7 @@ class ModelDrafter:
     """The ``drafter`` seam for a model of its own; needs a runner before the first draft."""
 
     name = "draft_model"
+    bits = 16  # it has no weights of its own
 
     def __init__(self, config: Config, layers: int) -> None:
         self.config = config

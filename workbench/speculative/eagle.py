@@ -26,6 +26,7 @@ from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.feature_head import Drafts, FeatureHead, Net
 from workbench.speculative.growth import EAGLE_1, Dynamic, Static
 from workbench.speculative.head_facts import drafted_ids, require_weights, shown_layers
+from workbench.speculative.head_options import drafted_vocab, head_bits
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,8 @@ class Config:
         unit="tokens",
         help="Nodes kept of a dynamic tree: the likeliest to be accepted.",
     )
-    vocab: int = option(
-        8192,
-        low=0,
-        high=1 << 20,
-        unit="tokens",
-        help="Draft only the tokens that the model says most often, so many of them; 0: all tokens.",
-    )
+    vocab: int = drafted_vocab()
+    bits: int = head_bits()
     draws: bool = option(
         True,
         help="Above temperature 0 sample chains, and siblings of the static tree without replacement, and "
@@ -133,4 +129,4 @@ def bind(config: Config, context: Any) -> FeatureHead:
     def made(target: Decoder, pack: Pack) -> Net:
         return build(head, config.vocab, target, pack)
 
-    return FeatureHead("eagle", drafts, features, 1, made)
+    return FeatureHead("eagle", drafts, features, 1, made, config.bits)

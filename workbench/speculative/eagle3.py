@@ -26,6 +26,7 @@ from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.feature_head import Drafts, FeatureHead, Net
 from workbench.speculative.growth import Dynamic
 from workbench.speculative.head_facts import drafted_ids, require_weights, shown_layers
+from workbench.speculative.head_options import drafted_vocab, drawn_chains, head_bits
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,9 @@ class Config:
     nodes: int = option(
         16, low=1, high=64, unit="tokens", help="Nodes kept of a tree: those likeliest to be accepted."
     )
-    vocab: int = option(
-        8192,
-        low=0,
-        high=1 << 20,
-        unit="tokens",
-        help="Draft only the tokens that the model says most often, so many of them; 0: all tokens.",
-    )
-    draws: bool = option(
-        True, help="Sample chains above temperature 0 and keep their law; off: the likeliest tokens."
-    )
+    vocab: int = drafted_vocab()
+    bits: int = head_bits()
+    draws: bool = drawn_chains()
 
 
 SPEC = TechniqueSpec(
@@ -132,4 +126,4 @@ def bind(config: Config, context: Any) -> FeatureHead:
     def made(target: Decoder, pack: Pack) -> Net:
         return build(head, config.vocab, target, pack)
 
-    return FeatureHead("eagle3", drafts, features, 1, made)
+    return FeatureHead("eagle3", drafts, features, 1, made, config.bits)

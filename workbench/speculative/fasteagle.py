@@ -27,6 +27,7 @@ from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.backbone import backbone
 from workbench.speculative.feature_head import Drafts, FeatureHead, Net
 from workbench.speculative.head_facts import drafted_ids, require_weights, shown_layers
+from workbench.speculative.head_options import drafted_vocab, drawn_chains, head_bits
 
 MOST_LAYERS = 32
 
@@ -49,16 +50,9 @@ class Config:
         unit="tokens",
         help="Candidates per position: the first goes on, others are leaves.",
     )
-    vocab: int = option(
-        8192,
-        low=0,
-        high=1 << 20,
-        unit="tokens",
-        help="Draft only the tokens that the model says most often, so many of them; 0: all tokens.",
-    )
-    draws: bool = option(
-        True, help="Sample chains above temperature 0 and keep their laws; off: the likeliest tokens."
-    )
+    vocab: int = drafted_vocab()
+    bits: int = head_bits()
+    draws: bool = drawn_chains()
 
 
 SPEC = TechniqueSpec(
@@ -91,12 +85,12 @@ class FastEagle(FeatureHead):
     """The ``drafter`` seam: one pass per round."""
 
     def __init__(
-        self, drafts: Drafts, width: int, features: tuple[int, ...], layers: int, head: HeadFile, vocab: int
+        self, config: Config, drafts: Drafts, features: tuple[int, ...], layers: int, head: HeadFile
     ) -> None:
-        super().__init__("fasteagle", drafts, features, layers, self._made)
-        self.width = width
+        super().__init__("fasteagle", drafts, features, layers, self._made, config.bits)
+        self.width = config.width
         self.passes = 0  # draft passes, for whoever counts them
-        self._head, self._vocab = head, vocab
+        self._head, self._vocab = head, config.vocab
         self._norms = torch.empty(0)
         self._logits: Any = None
 
@@ -167,4 +161,4 @@ def bind(config: Config, context: Any) -> FastEagle:
         raise HeadMismatch(f"The head {head.path} has {layers!r} layers.", hint="Train it again.")
     depth = min(config.depth or layers, layers)
     drafts = Drafts(depth, depth * config.width, config.draws)
-    return FastEagle(drafts, config.width, features, layers, head, config.vocab)
+    return FastEagle(config, drafts, features, layers, head)

@@ -55,12 +55,14 @@ class FeatureHead:
         features: tuple[int, ...],
         layers: int,
         build: Callable[[Decoder, Pack], Net],
+        bits: int = 16,
     ) -> None:
         self.name = name
         self.drafts = drafts
         self.features = features
         self.kv_layers = layers
         self.max_draft = drafts.largest
+        self.bits = bits
         self._build = build
         self._net: Net | None = None
         self._runner: FeatureRunner | None = None

@@ -372,3 +372,21 @@ def test_a_cascade_drafts_all_positions_in_one_pass(lab, head, prompts, drafter)
     again = lab.run_engine(engine, prompts[:3], max_tokens=6, ignore_eos=True)
     rounds = sum(bool(s.drafts) for s in again.steps)
     assert engine.drafting.drafter.passes - before == rounds  # one for all sequences of a step
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("drafter", ["eagle3:depth=3", "eagle:tree=static", "fasteagle:width=3"])
+def test_a_rounded_head_drafts_a_little_else_and_changes_nothing(lab, head, prompts, drafter, bits):
+    """Rounded weights are not those of 16 bits, near them, and the output stays the target's."""
+    head()
+    expected, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts)
+    engine = lab.make_engine("paged", f"{drafter},vocab=0,bits={bits}", page_size=PAGE)
+    whole = lab.make_engine("paged", f"{drafter},vocab=0", page_size=PAGE)
+    found, _ = generate(lab, engine, prompts)
+    assert found == expected
+    linears = [e.drafting.runner.decoder.weights.layers[0].o for e in (engine, whole)]
+    x = torch.randn(5, linears[0].k, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rounded, exact = (linear(x) for linear in linears)
+    assert not torch.equal(rounded, exact)
+    error = float((rounded - exact).norm() / exact.norm())
+    assert error < (0.02 if bits == 8 else 0.3)
