@@ -5,7 +5,7 @@ Ranks are teacher-forced and decide the tree; τ is what a real engine with that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,20 @@ from torch import Tensor
 
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
-from workbench.models.progress import Cancel, check_cancel
+from workbench.models.progress import Cancel, Progress, check_cancel, report
 from workbench.spec.events import Event
 from workbench.spec.plan import EngineLimits
 from workbench.speculative.rank_tree import best_paths, count_paths
 from workbench.speculative.stats import from_events
+from workbench.training.heads.conversations import Conversation
 from workbench.training.heads.rows import Rows, targets
 from workbench.training.heads.target import Target
 
 WIDTH = 10
 NODES = 64
+GREEDY = SamplingParams(max_tokens=96)
+SAMPLED = SamplingParams(max_tokens=96, temperature=1.0, seed=1)
+"""How held-out prompts are answered."""
 
 
 @dataclass(frozen=True)
@@ -102,3 +106,30 @@ def in_engine(
         "prompts": len(prompts),
     }
     return facts, list(out.values())
+
+
+def asked_of(conversations: Iterable[Conversation], most: int) -> list[tuple[int, ...]]:
+    """Prompts of held-out conversations, each once."""
+    return list(dict.fromkeys(c.prompt for c in conversations))[:most]
+
+
+def measured(
+    target: Target,
+    runs: Mapping[str, tuple[str, SamplingParams]],
+    prompts: Sequence[Sequence[int]],
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> dict[str, Any]:
+    """What each of ``runs`` (a drafter, how to answer) did in the engine, by its name.
+
+    Greedy ones say for how many prompts the output was that of the engine alone.
+    """
+    out: dict[str, Any] = {}
+    _, plain = in_engine(target, None, prompts, GREEDY, cancel)
+    for n, (name, (use, params)) in enumerate(runs.items()):
+        found, said = in_engine(target, use, prompts, params, cancel)
+        if params == GREEDY:
+            found["same_output"] = sum(a == b for a, b in zip(said, plain, strict=True))
+        out[name] = found
+        report(progress, (n + 1) / len(runs), f"{name}: {found['tau'] or 0:.2f} tokens per step")
+    return out

@@ -32,7 +32,7 @@ def initial(
     generator = torch.Generator().manual_seed(seed)
     last = weights.layers[-1]
     gain = weights.final_gain.float()
-    sizes = [_size([s.streams[i] for s in shown[:LOOKED]]) for i in range(len(shown[0].streams))]
+    sizes = [stream_size(shown, i) for i in range(len(shown[0].streams))]
     out = {}
     for name, shape in form.shapes().items():
         value = torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * SMALL
@@ -74,9 +74,10 @@ def _of_last_layer(source: Source, name: str) -> Tensor | None:
     return found if found.ndim == 2 else None
 
 
-def _size(streams: Sequence[Tensor]) -> float:
-    """Root mean square of rows, the median over them: a few rows are huge."""
-    return float(torch.cat([s.float().square().mean(-1).sqrt() for s in streams]).median())
+def stream_size(shown: Sequence[Shown], index: int) -> float:
+    """Root mean square of a stream's rows, the median over them: a few rows are huge."""
+    rows = [s.streams[index].float().square().mean(-1).sqrt() for s in shown[:LOOKED]]
+    return float(torch.cat(rows).median())
 
 
 def _away(gain: Tensor) -> Tensor:

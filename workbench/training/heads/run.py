@@ -19,6 +19,7 @@ from workbench.models.heads import HeadFile, read_head, target_name, write_head
 from workbench.models.progress import Cancel, Progress, part, report
 from workbench.training.checkpoint import Progress as State
 from workbench.training.heads.conversations import Conversation
+from workbench.training.heads.heap import keep_small
 from workbench.training.heads.optimise import Schedule
 from workbench.training.heads.shards import DataSettings, Shards
 from workbench.training.heads.target import Target, open_target
@@ -36,6 +37,7 @@ def shards_of(
     cancel: Cancel | None,
 ) -> Iterator[Shards]:
     """The shards of a model, held against another training of it; uses 2% of ``progress``."""
+    keep_small()
     target = target or open_target(model, progress=part(progress, 0.0, 0.02), cancel=cancel)
     shards = Shards(target, data)
     report(progress, 0.02, "waiting for another training of this model")

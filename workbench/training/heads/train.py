@@ -15,10 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.engine.params import SamplingParams
 from workbench.models.heads import HeadFile, read_head, write_head
 from workbench.models.progress import Cancel, Progress, part, report
-from workbench.training.heads.evaluate import NODES, WIDTH, Ranks, in_engine, rank
+from workbench.training.heads.evaluate import (
+    GREEDY,
+    NODES,
+    SAMPLED,
+    WIDTH,
+    Ranks,
+    asked_of,
+    measured,
+    rank,
+)
 from workbench.training.heads.medusa import MedusaHeads, MedusaLoss, Shape, normed, vocabulary_matrix
 from workbench.training.heads.optimise import Schedule, optimise
 from workbench.training.heads.rows import Rows, frequent, load
@@ -26,6 +34,13 @@ from workbench.training.heads.run import VOCAB_KEPT, Run, shards_of
 from workbench.training.heads.shards import DataSettings
 from workbench.training.heads.target import Target
 
+RUNS = {
+    "chain": ("medusa:branches=false", GREEDY),
+    "tree": ("medusa:nodes=24", GREEDY),
+    "tree, 64 nodes": (f"medusa:nodes={NODES}", GREEDY),
+    "tree, temperature 1": ("medusa:nodes=24", SAMPLED),
+}
+"""What the engine does with finished heads."""
 LOOKED = 8  # held-out conversations that a point of the curve is measured on
 
 
@@ -111,36 +126,11 @@ def finish(
     }
     fingerprint = target.source.fingerprint
     write_head(path, "medusa", fingerprint, facts, tensors)
-    asked = list(dict.fromkeys(r.conversation.prompt for r in held[half:]))[:prompts]
+    asked = asked_of((r.conversation for r in held[half:]), prompts)
     if asked:
-        facts["engine"] = measured(target, asked, part(progress, 0.4, 1.0), cancel)
+        facts["engine"] = measured(target, RUNS, asked, part(progress, 0.4, 1.0), cancel)
         write_head(path, "medusa", fingerprint, facts, tensors)
     return read_head(path)
-
-
-def measured(
-    target: Target,
-    prompts: Sequence[Sequence[int]],
-    progress: Progress | None = None,
-    cancel: Cancel | None = None,
-) -> dict[str, Any]:
-    """Chain and tree in the engine, greedy and at temperature 1, and whether greedy output is the same."""
-    out: dict[str, Any] = {}
-    greedy = SamplingParams(max_tokens=96)
-    _, plain = in_engine(target, None, prompts, greedy, cancel)
-    runs = {
-        "chain": ("medusa:branches=false", greedy),
-        "tree": ("medusa:nodes=24", greedy),
-        "tree, 64 nodes": (f"medusa:nodes={NODES}", greedy),
-        "tree, temperature 1": ("medusa:nodes=24", SamplingParams(max_tokens=96, temperature=1.0, seed=1)),
-    }
-    for n, (name, (use, params)) in enumerate(runs.items()):
-        found, said = in_engine(target, use, prompts, params, cancel)
-        if params.greedy:
-            found["same_output"] = sum(a == b for a, b in zip(said, plain, strict=True))
-        out[name] = found
-        report(progress, (n + 1) / len(runs), f"{name}: {found['tau'] or 0:.2f} tokens per step")
-    return out
 
 
 def _accuracies(ranks: Ranks, conversations: int) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
+from workbench.engine.params import SamplingParams
 from workbench.models.heads import HeadFile, read_head, write_head
 from workbench.models.progress import Cancel, Progress, part, report
 from workbench.spec.errors import HeadMismatch
 from workbench.training.heads.drafted import drafted
 from workbench.training.heads.drafter import Drafter, Form, Kind, layers_read
 from workbench.training.heads.eagle import EagleLoss, EagleShape
+from workbench.training.heads.evaluate import GREEDY, SAMPLED, asked_of, measured
 from workbench.training.heads.initial import initial
 from workbench.training.heads.medusa import vocabulary_matrix
 from workbench.training.heads.optimise import Schedule, optimise
@@ -27,6 +29,20 @@ from workbench.training.heads.run import VOCAB_KEPT, Run, shards_of
 from workbench.training.heads.shards import DataSettings
 from workbench.training.heads.target import Target
 
+RUNS: dict[Kind, dict[str, tuple[str, SamplingParams]]] = {
+    kind: {
+        "chain": (chain, GREEDY),
+        "tree": (tree, GREEDY),
+        "chain, temperature 1": (chain, SAMPLED),
+        "chain of likeliest, temperature 1": (f"{chain},draws=false", SAMPLED),
+        "tree, temperature 1": (tree, SAMPLED),
+    }
+    for kind, chain, tree in (
+        ("eagle3", "eagle3:depth=4", "eagle3:width=4,nodes=16"),
+        ("eagle", "eagle:tree=chain,depth=4", "eagle:tree=dynamic,nodes=16"),
+    )
+}
+"""What the engine does with a finished head."""
 LOOKED = 16  # held-out conversations that a point of the curve is measured on
 _KEPT = ("recipe", "trained", "curve", "before")  # facts of the head that one goes on from
 DRAFTED = 5
@@ -113,7 +129,12 @@ def _train(
     if begun is not None:
         facts["before"] = {n: v for n, v in begun.facts.items() if n in _KEPT}
     tensors = {name: value.to(torch.bfloat16) for name, value in model.tensors().items()}
-    write_head(run.path, kind, target.source.fingerprint, facts, {**tensors, "ids": ids})
+    fingerprint = target.source.fingerprint
+    write_head(run.path, kind, fingerprint, facts, {**tensors, "ids": ids})
+    asked = asked_of((s.conversation for s in held), prompts)
+    if asked:
+        facts["engine"] = measured(target, RUNS[kind], asked, part(progress, 0.92, 1.0), cancel)
+        write_head(run.path, kind, fingerprint, facts, {**tensors, "ids": ids})
     return read_head(run.path)
 
 

@@ -99,7 +99,7 @@ def unroll(
     given = [drafter.leave(layout.attend(queries, first, [], 0), residual)]
     diagonal: list[tuple[Tensor, Tensor]] = []
     for step in range(1, steps):
-        state = _before(given[-1], 1) * (ahead > 0).to(given[-1].dtype)[:, None]
+        state = before(given[-1], 1) * (ahead > 0).to(given[-1].dtype)[:, None]
         read, residual = drafter.enter(own, state)
         queries = apply_rope(drafter.heads(read, "q"), own_cos, own_sin) * form.scale
         diagonal.append((apply_rope(drafter.heads(read, "k"), own_cos, own_sin), drafter.heads(read, "v")))
@@ -107,7 +107,7 @@ def unroll(
     return given
 
 
-def _before(rows: Tensor, by: int) -> Tensor:
+def before(rows: Tensor, by: int) -> Tensor:
     """Row n - ``by`` at row n; zeros before the first."""
     if not by:
         return rows
@@ -149,9 +149,9 @@ class _Layout:
         mine = queries.view(n, self._kv, self._group, dim)
         for i, (k, v) in enumerate(diagonal, 1):
             by = step - i
-            score = torch.einsum("nkgd,nkd->nkg", mine, _before(k, by))
+            score = torch.einsum("nkgd,nkd->nkg", mine, before(k, by))
             extra.append(score.masked_fill((self._ahead < by)[:, None, None], float("-inf")))
-            moved.append(_before(v, by))
+            moved.append(before(v, by))
         if extra:
             wide = self._wide(torch.stack(extra, -1))  # [B * R, Hkv, group, step]
             wide = wide.view(self._count, self._widest, self._kv, self._group, step).permute(0, 2, 3, 1, 4)
