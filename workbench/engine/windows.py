@@ -1,6 +1,6 @@
 """What attention windows do to page tables: pages behind a window go back, and cached ones may be lost.
 
-Layers of one window form a KV group with page tables of its own. A token at position ``p`` sees the keys
+Layers of one window lie in KV groups with page tables of their own. A token at position ``p`` sees the keys
 from ``p - window + 1`` on, so pages that end before that are of no more use to its sequence; and a cached
 prefix can be used as long as the pages that its end still sees are there (as in vLLM's hybrid
 KV cache manager).
