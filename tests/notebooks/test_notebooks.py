@@ -25,6 +25,8 @@ TOLD = {
     "11_kv_formats": "Bits per element",
     "12_kv_codecs": "tokens shuffled",
     "13_kv_selection": "heads agree",
+    "20_speculation_law": "resample from p",
+    "21_drafters": "tokens a forward",
     "40_attention_kernels": "running max m",
 }
 SMOKE = {"model": "tiny", "profile": "smoke", "budget_s": 5.0, "seed": 3}
