@@ -29,6 +29,7 @@ class HeadName(StrEnum):
     medusa = "medusa"
     eagle3 = "eagle3"
     eagle = "eagle"
+    fasteagle = "fasteagle"
 
 
 EAGLE_RATE, MEDUSA_RATE = 2e-3, 3e-3
@@ -43,7 +44,9 @@ class LossOption(StrEnum):
 
 
 def train(
-    head: Annotated[HeadName, typer.Argument(metavar="WHAT", help="The head: medusa, eagle3 or eagle.")],
+    head: Annotated[
+        HeadName, typer.Argument(metavar="WHAT", help="The head: medusa, eagle3, eagle or fasteagle.")
+    ],
     target: Annotated[
         str,
         typer.Option("--target", "--model", "-m", help="The model it will draft for: a name or a folder."),
@@ -75,6 +78,9 @@ def train(
             min=1, max=7, help="eagle3: steps that it drafts on from itself.", rich_help_panel=_TRAINING
         ),
     ] = 3,
+    layers: Annotated[
+        int, typer.Option(min=1, max=7, help="fasteagle: its layers.", rich_help_panel=_TRAINING)
+    ] = 4,
     vocab: Annotated[
         int, typer.Option(min=16, help="Most frequent tokens the loss is over.", rich_help_panel=_TRAINING)
     ] = 4096,
@@ -127,7 +133,8 @@ def train(
             heads_shape = Shape(heads=heads, vocab=vocab, loss=loss.value)
             made = train_medusa(target, data, heads_shape, schedule, **common)
         else:
-            shape = EagleShape(steps=unroll, vocab=vocab, loss=loss.value)
+            deep = layers if head is HeadName.fasteagle else unroll
+            shape = EagleShape(steps=deep, vocab=vocab, loss=loss.value)
             made = train_eagle(head.value, target, data, shape, schedule, start=start, **common)
     if json:
         print_json(summary(made))

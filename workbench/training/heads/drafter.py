@@ -28,10 +28,10 @@ Kind = Literal["eagle", "eagle3"]
 LAYER = "layers.0"
 
 
-def layers_read(kind: Kind, layers: int) -> tuple[int, ...]:
+def layers_read(kind: str, layers: int) -> tuple[int, ...]:
     """Layers of a model of ``layers`` whose input the state is made of; ``layers``: what leaves the last.
 
-    For *eagle3* an early, a middle and a late one, as released heads have them.
+    For *eagle3* and *fasteagle* an early, a middle and a late one, as released heads have them.
     """
     if kind == "eagle":
         return (layers,)

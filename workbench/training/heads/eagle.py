@@ -34,7 +34,7 @@ MOST_STEPS = 7
 
 @dataclass(frozen=True)
 class EagleShape:
-    """``steps`` of training-time test (*eagle3*); ``vocab`` tokens that the loss is over."""
+    """``steps`` of training-time test (*eagle3*) or layers (*fasteagle*); ``vocab`` tokens of the loss."""
 
     steps: int = 3
     vocab: int = 4096

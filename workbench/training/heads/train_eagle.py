@@ -1,4 +1,4 @@
-"""From a model's name to an EAGLE head that drafts for it: data, training, measuring, one file.
+"""From a model's name to an EAGLE or FastEagle head that drafts for it: data, training, measuring, one file.
 
     from workbench.training.heads.train_eagle import train_eagle
     train_eagle("eagle3", "tiny", DataSettings(tokens=20_000), EagleShape(), Schedule(steps=300))
@@ -8,15 +8,18 @@ Needs no session. Everything that was made is kept, whenever it is stopped; the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from workbench.engine.params import SamplingParams
 from workbench.models.heads import HeadFile, read_head, write_head
 from workbench.models.progress import Cancel, Progress, part, report
 from workbench.spec.errors import HeadMismatch
+from workbench.training.heads.cascade import Cascade, CascadeLoss, begin_cascade, cascade_shapes
 from workbench.training.heads.drafted import drafted
 from workbench.training.heads.drafter import Drafter, Form, Kind, layers_read
 from workbench.training.heads.eagle import EagleLoss, EagleShape
@@ -24,12 +27,13 @@ from workbench.training.heads.evaluate import GREEDY, SAMPLED, asked_of, measure
 from workbench.training.heads.initial import initial
 from workbench.training.heads.medusa import vocabulary_matrix
 from workbench.training.heads.optimise import Schedule, optimise
-from workbench.training.heads.rows import frequent, load
+from workbench.training.heads.rows import Shown, frequent, load
 from workbench.training.heads.run import VOCAB_KEPT, Run, shards_of
 from workbench.training.heads.shards import DataSettings
 from workbench.training.heads.target import Target
 
-RUNS: dict[Kind, dict[str, tuple[str, SamplingParams]]] = {
+Trained = Kind | Literal["fasteagle"]
+RUNS: dict[Trained, dict[str, tuple[str, SamplingParams]]] = {
     kind: {
         "chain": (chain, GREEDY),
         "tree": (tree, GREEDY),
@@ -40,6 +44,7 @@ RUNS: dict[Kind, dict[str, tuple[str, SamplingParams]]] = {
     for kind, chain, tree in (
         ("eagle3", "eagle3:depth=4", "eagle3:width=4,nodes=16"),
         ("eagle", "eagle:tree=chain,depth=4", "eagle:tree=dynamic,nodes=16"),
+        ("fasteagle", "fasteagle:width=1", "fasteagle:width=4"),
     )
 }
 """What the engine does with a finished head."""
@@ -50,7 +55,7 @@ DRAFTED = 5
 
 
 def train_eagle(
-    kind: Kind,
+    kind: Trained,
     model: str | Path,
     data: DataSettings | None = None,
     shape: EagleShape | None = None,
@@ -73,7 +78,7 @@ def train_eagle(
     """
     data, shape, schedule = data or DataSettings(), shape or EagleShape(), schedule or Schedule()
     with shards_of(model, data, target, progress, cancel) as shards:
-        begun = None if start is None else _begun(start, kind, shards.target)
+        begun = None if start is None else _begun(start, kind, shape, shards.target)
         run = Run(model, kind, shards, shape, schedule, "" if begun is None else begun.digest)
         made = _train(run, kind, shape, begun, prompts, progress, cancel)
         return run.copied(made, out)
@@ -81,7 +86,7 @@ def train_eagle(
 
 def _train(
     run: Run,
-    kind: Kind,
+    kind: Trained,
     shape: EagleShape,
     begun: HeadFile | None,
     prompts: int,
@@ -91,17 +96,11 @@ def _train(
     target, schedule = run.shards.target, run.schedule
     config = target.source.config
     layers = layers_read(kind, config.num_layers)
-    captured = (*layers, config.num_layers) if kind == "eagle3" else layers
+    captured = layers if kind == "eagle" else (*layers, config.num_layers)
     trained, held = load(run.shards, captured, part(progress, 0.02, 0.4), cancel, best=True)
     ids = frequent((s.conversation for s in trained), config.vocab_size, VOCAB_KEPT)
-    form = Form.of(kind, config)
-    if begun is None:
-        start = initial(form, target.source, target.decoder.weights, trained, schedule.seed)
-    else:
-        start = {name: value.float() for name, value in begun.tensors().items()}
-    half = torch.bfloat16 if target.plan.dtype == "bfloat16" else None
-    model = Drafter(form, start, half)
-    loss = EagleLoss(model, shape, target.decoder, vocabulary_matrix(target.source), ids, trained)
+    loss = _loss(kind, shape, target, trained, ids, schedule.seed, begun)
+    model = loss.model
 
     def look() -> dict[str, Any]:
         found = drafted(loss, held[:LOOKED], max(loss.steps, 2), overlap=False)
@@ -122,9 +121,9 @@ def _train(
     facts: dict[str, Any] = {
         **run.facts([s.conversation for s in trained], state),
         "features": list(layers),
-        "layers": 1,
+        "layers": shape.steps if kind == "fasteagle" else 1,
         "vocab": len(loss.kept),
-        "held_out": {"conversations": len(held), **drafted(loss, held, DRAFTED, cancel=cancel)},
+        "held_out": {"conversations": len(held), **drafted(loss, held, _steps(loss), cancel=cancel)},
     }
     if begun is not None:
         facts["before"] = {n: v for n, v in begun.facts.items() if n in _KEPT}
@@ -138,10 +137,42 @@ def _train(
     return read_head(run.path)
 
 
-def _begun(path: Path, kind: Kind, target: Target) -> HeadFile:
+def _loss(
+    kind: Trained,
+    shape: EagleShape,
+    target: Target,
+    trained: Sequence[Shown],
+    ids: Tensor,
+    seed: int,
+    begun: HeadFile | None,
+) -> EagleLoss:
+    """The head's parameters within their loss: as they start, or of the head that is gone on from."""
+    config, source, weights = target.source.config, target.source, target.decoder.weights
+    half = torch.bfloat16 if target.plan.dtype == "bfloat16" else None
+    rest = (target.decoder, vocabulary_matrix(source), ids, trained)
+    start = None
+    if begun is not None:
+        start = {name: value.float() for name, value in begun.tensors().items()}
+    if kind == "fasteagle":
+        start = start or begin_cascade(config, shape.steps, source, weights, trained, seed)
+        return CascadeLoss(Cascade(config, shape.steps, start, half), shape, *rest)
+    form = Form.of(kind, config)
+    start = start or initial(form, source, weights, trained, seed)
+    return EagleLoss(Drafter(form, start, half), shape, *rest)
+
+
+def _steps(loss: EagleLoss) -> int:
+    return loss.steps if isinstance(loss, CascadeLoss) else DRAFTED
+
+
+def _begun(path: Path, kind: Trained, shape: EagleShape, target: Target) -> HeadFile:
     """The head to go on from. Raises :class:`HeadMismatch` for one of another kind, model or size."""
     found = read_head(path)
-    shapes = Form.of(kind, target.source.config).shapes()
+    config = target.source.config
+    if kind == "fasteagle":  # noqa: SIM108 - the other form is of its kinds alone
+        shapes = cascade_shapes(config, shape.steps)
+    else:
+        shapes = Form.of(kind, config).shapes()
     held = {name: tuple(value.shape) for name, value in found.tensors().items() if name != "ids"}
     if found.kind != kind or found.fingerprint != target.source.fingerprint or held != shapes:
         raise HeadMismatch(
