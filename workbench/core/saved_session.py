@@ -111,7 +111,7 @@ def token_ids(session: Session, conversation: Conversation, salt: str = "") -> l
     if not conversation.outputs:
         raise RequestError("This run has no output.", hint="Save a run that generated something.")
     output = conversation.outputs[0]
-    ids = session.tokenizer.encode(str(output["prompt"]))
+    ids = token_ids(session, str(output["prompt"]), salt)
     if len(ids) != output["prompt_tokens"]:
         raise RequestError(
             "The prompt of this run was given as token ids that its text does not spell.",
