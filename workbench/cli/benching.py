@@ -16,6 +16,7 @@ from workbench.cli.bars import QUALITY, bench_quality
 from workbench.cli.generate import keep
 from workbench.cli.output import Meter, interruptible, note, print_json
 from workbench.cli.start import CANCELLED
+from workbench.core import catalog
 from workbench.core.peers import PEERS
 from workbench.spec.errors import Cancelled, JobFailed, OptionError
 from workbench.spec.recipe import Recipe
@@ -106,12 +107,14 @@ def bench(
 def contestants(use: list[str], recipe: Any, texts: list[str]) -> tuple[Recipe, ...]:
     """The recipes that compete: each ``--contestant``, or plain against ``--use``; none: the benchmark's own.
 
-    Raises :class:`RecipeError` for what cannot be read.
+    Raises :class:`RecipeError` for what cannot be read or does not exist, before a process is started.
     """
     named = [Recipe.of(*filter(None, ("" if t == PLAIN else t).split("+"))) for t in texts]
     composed = o.recipe_of(use, recipe)
     if len(composed):
         named = [*(named or [Recipe()]), composed]
+    for one in named:
+        catalog.normalise(one)
     return tuple(named)
 
 

@@ -11,7 +11,7 @@ import pytest
 from workbench.cli import benching
 from workbench.core.benchmark import BENCHES
 from workbench.core.peers import PEERS
-from workbench.spec.errors import Cancelled, JobFailed, OptionError, RecipeError
+from workbench.spec.errors import Cancelled, JobFailed, OptionError, RecipeError, UnknownTechnique
 from workbench.spec.recipe import Recipe
 
 Command = Callable[..., Any]
@@ -36,6 +36,10 @@ def test_contestants() -> None:
     assert three == (Recipe(), Recipe.of("paged", "kivi:bits=2"), Recipe.of("rtn"))
     with pytest.raises(RecipeError):
         benching.contestants([], None, ["paged+paged"])
+    with pytest.raises(UnknownTechnique):
+        benching.contestants([], None, ["plain", "nope"])
+    with pytest.raises(OptionError):
+        benching.contestants(["kivi:bits=3"], None, [])
 
 
 def test_the_help_names_every_peer(workbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
