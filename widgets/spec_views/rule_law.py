@@ -101,9 +101,10 @@ class RuleLaws:
                 marker={"color": _COLOURS[claim], "symbol": _SHAPES[claim], "size": 11, "line": {"width": 2}},
                 hovertemplate="%{y}: %{x:.3g}<extra></extra>",
             )  # fmt: skip
-        out.add_vline(
-            x=1e-12, line={"color": INKS[theme]["axis"], "width": 1, "dash": "dash"},
-            annotation={"text": "rounding ends here", "font": {"size": 11}}, annotation_position="top left",
+        out.add_vline(x=1e-12, line={"color": INKS[theme]["axis"], "width": 1, "dash": "dash"})
+        out.add_annotation(  # on a log axis a line is placed by its value, words by its logarithm
+            x=-12, xanchor="left", xshift=4, y=1, yref="paper", yanchor="top", showarrow=False,
+            text="rounding ends here", font={"size": 11},
         )  # fmt: skip
         out.update_xaxes(type="log", range=[-17.4, 0.2], dtick=3, exponentformat="power")
         names = [r.name for r in self.rows]
