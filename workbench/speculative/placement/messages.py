@@ -1,0 +1,105 @@
+"""What the target's side and the drafter's side say to each other, as plain data.
+
+The committed ids of a stream only ever grow, so their number names them: every draft says the length it was
+made for (``base_len``), and whoever holds another length drops it. A stream is one life of a sequence: when a
+sequence starts over after a preemption it is another stream, so nothing of its first life can be mistaken.
+Sent as JSON, one message a line. SwiftSpec (arXiv 2506.11309) has the roles.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
+
+from workbench.spec.errors import PayloadError
+
+ROOT = -1
+"""The node below which drafts hang: the newest committed token."""
+
+_EXACT = ConfigDict(extra="forbid", strict=False)
+
+
+@checked(frozen=True, config=_EXACT)
+class DraftSync:
+    """Target to drafter: a stream starts, with these committed ids, at least one."""
+
+    stream: int
+    tokens: tuple[int, ...]
+
+
+@checked(frozen=True, config=_EXACT)
+class VerifyCommit:
+    """Target to drafter: ``tokens`` (the accepted path and the target's own) follow ``pre_len`` ids."""
+
+    stream: int
+    pre_len: int
+    tokens: tuple[int, ...]
+
+
+@checked(frozen=True, config=_EXACT)
+class TailNode:
+    """One drafted token: its absolute position, and the logarithm of its chance given its parent.
+
+    ``id`` and ``parent`` are numbers of the drafter's, unique within a stream; :data:`ROOT` is the root.
+    """
+
+    id: int
+    parent: int
+    pos: int
+    token: int
+    chance: float
+
+
+@checked(frozen=True, config=_EXACT)
+class TailStream:
+    """Drafter to target: nodes to be added to the tree below the first ``base_len`` ids, parents first."""
+
+    stream: int
+    base_len: int
+    nodes: tuple[TailNode, ...]
+
+
+@checked(frozen=True, config=_EXACT)
+class Close:
+    """Target to drafter: a stream ended; None: all did, and so does the drafter."""
+
+    stream: int | None = None
+
+
+Message = DraftSync | VerifyCommit | TailStream | Close
+
+
+@dataclass(frozen=True)
+class Stamped:
+    """A message and when it is there, in seconds of the clock that both sides share."""
+
+    at: float
+    message: Message
+
+
+_KINDS: Mapping[str, TypeAdapter[Any]] = {
+    kind.__name__: TypeAdapter(kind) for kind in (DraftSync, VerifyCommit, TailStream, Close)
+}
+
+
+def to_line(message: Message) -> str:
+    """One line of JSON, without its end."""
+    return json.dumps([type(message).__name__, asdict(message)], separators=(",", ":"))
+
+
+def from_line(line: str) -> Message:
+    """The message of :func:`to_line`; raises :class:`PayloadError` for anything else."""
+    try:
+        kind, body = json.loads(line)
+        made: Message = _KINDS[kind].validate_python(body)
+    except (ValueError, TypeError, KeyError, ValidationError) as err:
+        raise PayloadError(
+            f"A message between drafter and target cannot be read: {line[:80]!r}.",
+            hint="Run both sides from one version.",
+        ) from err
+    return made
