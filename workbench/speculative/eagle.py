@@ -26,7 +26,7 @@ from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.feature_head import Drafts, FeatureHead, Net
 from workbench.speculative.growth import EAGLE_1, Dynamic, Static
 from workbench.speculative.head_facts import drafted_ids, require_weights, shown_layers
-from workbench.speculative.head_options import drafted_vocab, head_bits
+from workbench.speculative.head_options import drafted_vocab, head_bits, least_confidence
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Config:
         help="Nodes kept of a dynamic tree: the likeliest to be accepted.",
     )
     vocab: int = drafted_vocab()
+    confidence: float = least_confidence()
     bits: int = head_bits()
     draws: bool = option(
         True,
@@ -117,7 +118,7 @@ def bind(config: Config, context: Any) -> FeatureHead:
     head = find_head(context.model, "eagle", context.fingerprint)
     features = shown_layers(head, 1, context.config.num_layers)
     if config.tree == "chain":
-        drafts = Drafts(config.depth, config.depth, config.draws)
+        drafts = Drafts(config.depth, config.depth, config.draws, confidence=config.confidence)
     elif config.tree == "static":
         grow = partial(Static, form=EAGLE_1, draws=config.draws)
         drafts = Drafts(1 + max(EAGLE_1.heads), len(EAGLE_1), grow=grow)

@@ -26,7 +26,7 @@ from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.feature_head import Drafts, FeatureHead, Net
 from workbench.speculative.growth import Dynamic
 from workbench.speculative.head_facts import drafted_ids, require_weights, shown_layers
-from workbench.speculative.head_options import drafted_vocab, drawn_chains, head_bits
+from workbench.speculative.head_options import drafted_vocab, drawn_chains, head_bits, least_confidence
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Config:
         16, low=1, high=64, unit="tokens", help="Nodes kept of a tree: those likeliest to be accepted."
     )
     vocab: int = drafted_vocab()
+    confidence: float = least_confidence()
     bits: int = head_bits()
     draws: bool = drawn_chains()
 
@@ -118,7 +119,7 @@ def bind(config: Config, context: Any) -> FeatureHead:
     """The drafter; raises :class:`MissingHead` or :class:`HeadMismatch`."""
     head = find_head(context.model, "eagle3", context.fingerprint)
     features = shown_layers(head, 3, context.config.num_layers)
-    drafts = Drafts(config.depth, config.depth, config.draws)
+    drafts = Drafts(config.depth, config.depth, config.draws, confidence=config.confidence)
     if config.width > 1:
         grow = partial(Dynamic, width=config.width, nodes=config.nodes)
         drafts = Drafts(config.depth, config.nodes, grow=grow)

@@ -25,9 +25,9 @@ from workbench.models.weightset import Pack
 from workbench.spec.errors import HeadMismatch
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.backbone import backbone
-from workbench.speculative.feature_head import Drafts, FeatureHead, Net
+from workbench.speculative.feature_head import Chain, Drafts, FeatureHead, Net
 from workbench.speculative.head_facts import drafted_ids, require_weights, shown_layers
-from workbench.speculative.head_options import drafted_vocab, drawn_chains, head_bits
+from workbench.speculative.head_options import drafted_vocab, drawn_chains, head_bits, least_confidence
 
 MOST_LAYERS = 32
 
@@ -51,6 +51,7 @@ class Config:
         help="Candidates per position: the first goes on, others are leaves.",
     )
     vocab: int = drafted_vocab()
+    confidence: float = least_confidence()
     bits: int = head_bits()
     draws: bool = drawn_chains()
 
@@ -144,12 +145,11 @@ class FastEagle(FeatureHead):
     def _tree(self, context: DraftContext, logits: Tensor, ids: Tensor | None) -> DraftTree | None:
         if self.width > 1:
             return backbone(context, logits, self.width, ids, self.name)
-        path: list[int] = []
-        laws: list[Tensor] = []
+        chain = Chain()
         for row in logits:
-            if not self._extend(context, row, path, laws, ids):
+            if not self._extend(context, row, chain, ids):
                 break
-        return DraftTree.chain(path, self.name, torch.stack(laws) if laws else None) if path else None
+        return chain.tree(self.name)
 
 
 def bind(config: Config, context: Any) -> FastEagle:
@@ -160,5 +160,5 @@ def bind(config: Config, context: Any) -> FastEagle:
     if not isinstance(layers, int) or not 1 <= layers <= MOST_LAYERS:
         raise HeadMismatch(f"The head {head.path} has {layers!r} layers.", hint="Train it again.")
     depth = min(config.depth or layers, layers)
-    drafts = Drafts(depth, depth * config.width, config.draws)
+    drafts = Drafts(depth, depth * config.width, config.draws, confidence=config.confidence)
     return FastEagle(config, drafts, features, layers, head)

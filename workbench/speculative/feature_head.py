@@ -7,8 +7,9 @@ pages, so prefix hits, chunked prefill, copies and preemption hold for them as f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,12 +38,28 @@ class Net:
 @dataclass(frozen=True)
 class Drafts:
     """How it drafts: ``depth`` tokens ahead, ``largest`` in all. ``grow`` starts the tree of one sequence;
-    None: a chain, which ``draws`` above temperature 0."""
+    None: a chain, which ``draws`` above temperature 0, and ends behind a token that the head gives, with all
+    before it, less than ``confidence``."""
 
     depth: int
     largest: int
     draws: bool = True
     grow: Callable[[DraftContext, Tensor | None], Growth] | None = None
+    confidence: float = 0.0
+
+
+@dataclass
+class Chain:
+    """A chain while it is drafted: its tokens, the laws they were drawn from, the chance of all of it."""
+
+    path: list[int] = field(default_factory=list)
+    laws: list[Tensor] = field(default_factory=list)
+    chance: float = 1.0
+
+    def tree(self, name: str) -> DraftTree | None:
+        """The draft, if there is one."""
+        laws = torch.stack(self.laws) if self.laws else None
+        return DraftTree.chain(self.path, name, laws) if self.path else None
 
 
 class FeatureHead:
@@ -99,38 +116,41 @@ class FeatureHead:
 
     def _chains(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
         net, runner = self._parts()
-        paths: list[list[int]] = [[] for _ in contexts]
-        laws: list[list[Tensor]] = [[] for _ in contexts]
+        chains = [Chain() for _ in contexts]
         live = list(range(len(contexts)))
         fed = runner.catch_up([c.seq for c in contexts])
         while live:
             branches, go_on = [], []
             for i, answer in zip(live, fed, strict=True):
-                if self._extend(contexts[i], answer.logits[0], paths[i], laws[i], net.ids):
+                if self._extend(contexts[i], answer.logits[0], chains[i], net.ids):
                     go_on.append(i)
-                    written = len(paths[i]) - 1
+                    path = chains[i].path
                     branches.append(
-                        Branch(contexts[i].seq, (paths[i][-1],), (answer.states[0],), written=written)
+                        Branch(contexts[i].seq, (path[-1],), (answer.states[0],), written=len(path) - 1)
                     )
             live = go_on
             fed = runner.draft(branches) if live else []
-        return [
-            DraftTree.chain(ids, self.name, torch.stack(q) if q else None) if ids else None
-            for ids, q in zip(paths, laws, strict=True)
-        ]
+        return [chain.tree(self.name) for chain in chains]
 
-    def _extend(
-        self, context: DraftContext, logits: Tensor, path: list[int], laws: list[Tensor], ids: Tensor | None
-    ) -> bool:
+    def _extend(self, context: DraftContext, logits: Tensor, chain: Chain, ids: Tensor | None) -> bool:
         """Append what follows; whether the draft goes on behind it."""
-        law = context.law
-        pick = law.pick(logits, path, draws=self.drafts.draws, ids=ids) if law is not None else None
+        law, drafts = context.law, self.drafts
+        pick = law.pick(logits, chain.path, draws=drafts.draws, ids=ids) if law is not None else None
         if pick is None:
             return False
-        path.append(pick.token)
+        chain.path.append(pick.token)
         if pick.q is not None:
-            laws.append(pick.q)
-        return len(path) < min(self.drafts.depth, context.room)
+            chain.laws.append(pick.q)
+        if len(chain.path) >= min(drafts.depth, context.room):
+            return False
+        if not drafts.confidence:
+            return True
+        # A token that was drawn stays, however unlikely: dropping it would bias what is verified.
+        if pick.q is not None:
+            chain.chance *= float(pick.q[pick.token])
+        else:
+            chain.chance *= math.exp(float(logits.max() - logits.logsumexp(-1)))
+        return chain.chance >= drafts.confidence
 
     def _trees(
         self, contexts: Sequence[DraftContext], grow: Callable[[DraftContext, Tensor | None], Growth]

@@ -31,3 +31,13 @@ def head_bits() -> Any:
 def drawn_chains() -> Any:
     """Whether chains are sampled."""
     return option(True, help="Sample chains above temperature 0, keeping their laws; off: likeliest tokens.")
+
+
+def least_confidence() -> Any:
+    """When a chain ends early."""
+    return option(
+        0.0,
+        low=0.0,
+        high=1.0,
+        help="End a chain behind a token that the head gives, with all before it, less than this; 0: never.",
+    )

@@ -390,3 +390,22 @@ def test_a_rounded_head_drafts_a_little_else_and_changes_nothing(lab, head, prom
     assert not torch.equal(rounded, exact)
     error = float((rounded - exact).norm() / exact.norm())
     assert error < (0.02 if bits == 8 else 0.3)
+
+
+@pytest.mark.parametrize("drafter", ["eagle3:depth=3", "eagle:tree=chain,depth=3", "fasteagle:width=1"])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 2}], ids=str)
+def test_a_chain_ends_where_it_is_not_trusted(lab, head, prompts, drafter, sampling):
+    """As long as all before its last token were trusted; output, and the law of what is drawn, stay."""
+    head()
+    whole = generate(lab, lab.make_engine("paged", f"{drafter},vocab=0", page_size=PAGE), prompts, **sampling)
+    engine = lab.make_engine("paged", f"{drafter},vocab=0,confidence=0.2", page_size=PAGE)
+    found, drafts = generate(lab, engine, prompts, **sampling)
+    assert sampling or found == whole[0]
+    lengths = {len(d.tokens) for d in drafts}
+    assert 1 in lengths and len(lengths) > 1
+    if not sampling:
+        return
+    for d in drafts:
+        chances = torch.tensor(d.chances).cumprod(0)
+        assert bool((chances[:-1] >= 0.2).all())
+        assert len(d.tokens) == 3 or float(chances[-1]) < 0.2 or d.emitted < len(d.tokens) + 1
