@@ -195,7 +195,7 @@ def law_of_rules(p: Sequence[float], q: Sequence[float], gamma: int = 2) -> Rule
 
 def _rules() -> Iterator[tuple[str, str, Kind, Rule, bool]]:
     """(rule, drafts, kind, function, at temperature 0) of every verifying technique and every rule it has."""
-    greedy = set[str]()
+    greedy = set[tuple[str, str]]()
     for technique in catalog.all_techniques():
         if technique.spec.seam != "verify":
             continue
@@ -206,7 +206,7 @@ def _rules() -> Iterator[tuple[str, str, Kind, Rule, bool]]:
                 _, probe = next(iter(make(torch.full((3, 3), 1 / 3, dtype=torch.float64), 2)))
                 zero = verify.rule_for(probe, greedy=True)
                 if (zero, drafts) not in greedy and technique.spec.kind == "exact":
-                    greedy.add((zero, drafts))  # type: ignore[arg-type]
+                    greedy.add((zero, drafts))
                     yield f"{zero}, temperature 0", drafts, "exact", _at_zero(verify), True
                 try:
                     name = verify.rule_for(probe, greedy=False)

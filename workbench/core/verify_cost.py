@@ -107,7 +107,7 @@ def padded_steps(
         for i, ids in enumerate(random_prompts(engine.vocab_size, batch, context, seed)):
             engine.add(Request(f"v{i}", tuple(ids), params))
         steps: list[StepEvent] = []
-        for _ in range(2 + batch):  # all prompts are read, and a step is decoded
+        for _warm_up in range(2 + batch):  # all prompts are read, and a step is decoded
             _step(engine)
         if len(engine.scheduler.running) < batch:
             raise InvariantError(f"{len(engine.scheduler.running)} of {batch} sequences found room.")
