@@ -1,0 +1,102 @@
+"""A drafter that sits elsewhere, as the engine's ``drafter`` seam: it takes what has come, and waits little.
+
+The engine verifies what is proposed as ever, so where the drafter sits, how late its messages are and
+whether it still lives decide about speed alone. Drafts carry no law: above temperature 0 they are judged by
+sample and match (R3, R4), with which a seeded run equals the plain one id by id; p/q ratios would be wrong
+for trees that are pruned after their values were seen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from workbench.engine.draft_seams import DraftContext, DraftTree
+from workbench.speculative.placement.messages import Close, Message, TailStream
+from workbench.speculative.placement.tails import TailBook
+
+
+class Link(Protocol):
+    """The way to the drafter, as the target sees it; neither method ever raises."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody listens."""
+        ...
+
+    def send(self, message: Message) -> None:
+        """Say something; lost when nobody listens."""
+        ...
+
+    def poll(self, wait: float = 0.0) -> list[Message]:
+        """What has come; waits up to ``wait`` seconds of the link's clock for the first."""
+        ...
+
+
+class RemoteDrafter:
+    """``budget`` nodes are verified at a time; ``patience``: seconds to wait where there is no node at all.
+
+    A sequence with at least one node never waits.
+    """
+
+    name = "swiftspec"
+
+    def __init__(
+        self, link: Link, *, budget: int, patience: float = 0.0, max_nodes: int = 64, vocab: int = 0
+    ) -> None:
+        self.max_draft = budget
+        self.books: dict[int, TailBook] = {}
+        self.waits = 0
+        self.empty = 0  # contexts that found no draft
+        self.refused: Counter[str] = Counter()
+        self._link = link
+        self._patience = patience
+        self._max_nodes = max_nodes
+        self._vocab = vocab
+        self._by_stream: dict[int, TailBook] = {}
+        self._streams = 0
+
+    def begin(self, seq: int, tokens: Sequence[int]) -> None:
+        """A stream of its own for each life of a sequence."""
+        self._streams += 1
+        book = TailBook(self._streams, tokens, max_nodes=self._max_nodes, vocab=self._vocab)
+        self.books[seq] = self._by_stream[book.stream] = book
+        self._link.send(book.sync())
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
+        """The likeliest subtree of each stream, of what has come until now."""
+        self._receive(0.0)
+        books = [self.books[c.seq] for c in contexts]
+        if self._patience and any(not len(b.tree) for b in books) and self._link.alive:
+            self.waits += 1
+            self._receive(self._patience)
+        trees = [
+            b.draft(min(self.max_draft, c.room), self.name) for b, c in zip(books, contexts, strict=True)
+        ]
+        self.empty += sum(tree is None for tree in trees)
+        return trees
+
+    def commit(self, seq: int, tokens: Sequence[int]) -> None:
+        """Re-root, and tell the drafter."""
+        self._link.send(self.books[seq].commit(tokens))
+
+    def forget(self, seq: int) -> None:
+        """Its stream ends."""
+        book = self.books.pop(seq)
+        del self._by_stream[book.stream]
+        self.refused += book.refused
+        self._link.send(Close(book.stream))
+
+    def nbytes(self) -> int:
+        """The drafter's state is elsewhere."""
+        return 0
+
+    def _receive(self, wait: float) -> None:
+        for message in self._link.poll(wait):
+            if isinstance(message, TailStream):
+                book = self._by_stream.get(message.stream)
+                if book is not None:
+                    book.receive(message)
+                else:
+                    self.refused["stream"] += len(message.nodes)
