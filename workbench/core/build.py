@@ -21,6 +21,7 @@ from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_target import attach_target
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor
+from workbench.engine.exit_runner import ExitDrafter, ExitRunner
 from workbench.engine.feature_runner import FeatureRunner
 from workbench.engine.kv import KVCache
 from workbench.engine.scheduler import Boundary, Scheduler
@@ -95,9 +96,14 @@ def standalone_engine(plan: Plan, decoder: Decoder, selector: KVSelector | None 
         return build_engine(plan, decoder, build_kv(plan, decoder), None, (), selector)
 
 
-def draft_runner(plan: Plan, drafter: Any, target: Decoder, kv: KVCache) -> DraftRunner | None:
-    """What runs the layers of a drafter that has some."""
+def draft_runner(plan: Plan, drafter: Any, target: Decoder, kv: KVCache) -> DraftRunner | ExitRunner | None:
+    """What runs the layers of a drafter that has some, or that is some of the target's."""
     config = target.config
+    if isinstance(drafter, ExitDrafter):
+        shared = Executor(target, kv.stores, attention_op(plan, config), kv_groups(plan, config))
+        made = ExitRunner(shared, drafter.exit_layers, reuse=drafter.reuse)
+        drafter.attach(made)
+        return made
     if not drafter_layers(plan, config):
         return None
     known = kv_groups(plan, config)

@@ -46,6 +46,7 @@ MODULES: dict[str, str] = {
     "ngram": "workbench.speculative.ngram",
     "suffix": "workbench.speculative.suffix",
     "draft_model": "workbench.speculative.draft_model",
+    "layerskip": "workbench.speculative.layerskip",
     "medusa": "workbench.speculative.medusa",
     "mtp": "workbench.speculative.mtp",
     "eagle": "workbench.speculative.eagle",

@@ -1,4 +1,4 @@
-"""Whether a drafter with layers of its own, or a head that was trained, fits the model it drafts for."""
+"""Whether a drafter fits the model it drafts for: its layers, or a head that was trained for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def drafter_conflicts(configs: Mapping[str, Any], context: BindContext) -> list[
     out = []
     for technique_id, config in configs.items():
         technique = catalog.get(technique_id)
-        if not technique.spec.keeps_kv and not technique.spec.trained:
+        if technique.spec.seam != "drafter":
             continue
         try:
             technique.bind(config, context)

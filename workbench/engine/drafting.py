@@ -15,18 +15,21 @@ from torch import Tensor
 from workbench.engine.draft_law import RequestLaw
 from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_seams import DraftContext, Drafter, DraftTree, FeatureDrafter
+from workbench.engine.exit_runner import Entry, ExitRunner
 from workbench.engine.scheduler import Batch
+from workbench.engine.seams import StepPlan
 from workbench.engine.sequence import Sequence
 from workbench.spec.errors import InvariantError
 from workbench.spec.events import TokenInfo
 
+Runner = DraftRunner | ExitRunner
+
 
 class Drafting:
-    """A drafter, or none, and the sequences it knows; ``runner`` if it has layers of its own."""
+    """A drafter, or none, and the sequences it knows; ``runner`` if it has layers of its own, or of the
+    target."""
 
-    def __init__(
-        self, drafter: Drafter | None, runner: DraftRunner | None = None, vocab_size: int = 0
-    ) -> None:
+    def __init__(self, drafter: Drafter | None, runner: Runner | None = None, vocab_size: int = 0) -> None:
         self.drafter = drafter
         self._vocab_size = vocab_size
         self.runner = runner
@@ -73,6 +76,10 @@ class Drafting:
                 n = len(out[c.seq].tokens)
                 raise InvariantError(f"{self.drafter.name} drafted {n} tokens where {c.room} were asked for.")
         return out
+
+    def enter(self, plan: StepPlan, *, whole: bool) -> Entry:
+        """Where the model's pass over a step begins: behind layers that drafted, unless it is ``whole``."""
+        return self.runner.enter(plan) if isinstance(self.runner, ExitRunner) and not whole else Entry()
 
     def before_commit(
         self, seq: Sequence, start: int, computed: int, rows: Seq[int], captured: Mapping[int, Tensor]

@@ -18,9 +18,8 @@ from workbench.engine.choose import Chooser
 from workbench.engine.clock import PhaseClock
 from workbench.engine.commit import commit_tokens, flush_text
 from workbench.engine.control import Controlling, DraftControl
-from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_seams import Drafter, DraftTree, Verify
-from workbench.engine.drafting import Drafting
+from workbench.engine.drafting import Drafting, Runner
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
 from workbench.engine.scheduler import Batch, Scheduler
@@ -68,7 +67,7 @@ class Engine:
         context: int,
         eos_ids: Collection[int] = (),
         drafter: Drafter | None = None,
-        runner: DraftRunner | None = None,
+        runner: Runner | None = None,
         verify: Verify | None = None,
         control: DraftControl | None = None,
         selector: KVSelector | None = None,
@@ -175,11 +174,16 @@ class Engine:
         peak: dict[str, int] = {}
         if spans:
             plan = StepPlan(self.steps, tuple(span for _, span in spans))
+            queries = self.selecting.wants(spans)
+            states, layers = self.drafting.enter(plan, whole=queries)
+            clock("forward")
             prepared = self.executor.prepare(plan)
             clock("prepare")
             for seq, _ in spans:
                 self.drafting.meet(seq)
-            out = self.executor.forward(prepared, self.drafting.features, queries=self.selecting.wants(spans))
+            out = self.executor.forward(
+                prepared, self.drafting.features, queries=queries, states=states, layers=layers
+            )
             done.queries, done.captured = out.queries, out.captured
             clock("forward")
             chosen = self._chooser.choose(

@@ -128,10 +128,12 @@ class Executor:
         *,
         queries: bool = False,
         states: Tensor | None = None,
+        layers: range | None = None,
     ) -> StepOutput:
         """Run the model over a prepared step: writes K/V, attends, returns the logits asked for.
 
-        ``states`` [T, H]: what a head that reads hidden states is given beside ids.
+        ``states`` [T, H]: what a head that reads hidden states is given beside ids; to a model that is run
+        in part (``layers``), the stream that enters it.
         """
         stores, plans, op, home = self.stores, self._plans, self.op, self.parts
         reads, wheres = step.reads, step.wheres
@@ -156,7 +158,13 @@ class Executor:
             return torch.cat(outs, 1)
 
         out = self.decoder.forward(
-            step.ids, step.positions, attend, logits_rows=step.rows, capture=capture, states=states
+            step.ids,
+            step.positions,
+            attend,
+            logits_rows=step.rows,
+            capture=capture,
+            states=states,
+            layers=layers,
         )
         if self.device.type == "cuda":  # its time belongs to this phase
             torch.cuda.synchronize(self.device)

@@ -93,14 +93,17 @@ class Decoder:
         logits_rows: Tensor | None = None,
         capture: Collection[int] = (),
         states: Tensor | None = None,
+        layers: range | None = None,
     ) -> ForwardOut:
         """Run int64 ``ids`` [T] at int64 ``positions`` [T]; logits for ``logits_rows`` [R], or all rows.
 
         ``capture`` names layers whose input is wanted. Behind the attention of the last layer only rows with
         logits go on, unless its output is captured. Raises ``PromptTooLong`` for a position beyond the
-        context limit. ``states`` are for heads that read hidden states; a model reads none.
+        context limit. ``layers``: those that are run, all by default; final norm and head follow the last of
+        them. ``states`` [T, H]: the stream that enters ``layers``, in place of the embeddings of ``ids``.
         """
-        return self._layers(self.embed(ids), positions, attend, logits_rows, capture)
+        hidden = self.embed(ids) if states is None else states
+        return self._layers(hidden, positions, attend, logits_rows, capture, layers=layers)
 
     def _layers(
         self,
@@ -110,13 +113,17 @@ class Decoder:
         logits_rows: Tensor | None,
         capture: Collection[int],
         first: Enter | None = None,
+        layers: range | None = None,
     ) -> ForwardOut:
-        """All blocks on the stream ``hidden`` [T, H]; ``first`` in place of the first one's entrance."""
+        """Blocks (all, or ``layers``) on the stream ``hidden`` [T, H]; ``first`` in place of the first one's
+        entrance."""
         rotations = self._rotations(positions)
         captured: dict[int, Tensor] = {}
-        last = len(self._blocks) - 1
+        layers = range(len(self._blocks)) if layers is None else layers
+        last = layers[-1]
         early = logits_rows is not None and last + 1 not in capture
-        for index, block in enumerate(self._blocks):
+        for index in layers:
+            block = self._blocks[index]
             if index in capture:
                 captured[index] = hidden
             enter = block.enter if first is None or index else first

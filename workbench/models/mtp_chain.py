@@ -40,6 +40,7 @@ class ChainDecoder(FeatureDecoder):
         logits_rows: Tensor | None = None,
         capture: Collection[int] = (),
         states: Tensor | None = None,
+        layers: range | None = None,
     ) -> ForwardOut:
         """As :meth:`Decoder.forward`, with ``states`` [T, D * H + 1]: what each module is given at the row.
 
@@ -49,6 +50,8 @@ class ChainDecoder(FeatureDecoder):
         """
         if states is None:
             raise InvariantError("A head that reads hidden states was given none.")
+        if layers is not None:
+            raise InvariantError("A chain of modules runs whole.")
         embedded, size = self.embed(ids), self.config.hidden_size
         rotation = self._rotations(positions)[self.config.layer_types[0]]
         given = states[:, -1:] > 0

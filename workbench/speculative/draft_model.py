@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.models.decoder import Decoder
 from workbench.models.weightset import Pack
 from workbench.spec.errors import InvariantError, OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
+from workbench.speculative.drafted_chain import draft_chains
 
 
 @dataclass(frozen=True)
@@ -129,35 +127,7 @@ class ModelDrafter:
         """Chains of at most ``min(k, room)`` tokens, all sequences together, one pass per depth."""
         if self._runner is None:
             raise InvariantError("draft_model drafts before it has a runner.")
-        drafts: list[list[int]] = [[] for _ in contexts]
-        laws: list[list[Tensor]] = [[] for _ in contexts]
-        rows: list[tuple[int, list[int]]] = [(i, []) for i, c in enumerate(contexts) if c.room > 0]
-        while rows:
-            logits = self._runner.feed([(contexts[i].seq, tokens) for i, tokens in rows])
-            rows = [
-                (i, [drafts[i][-1]])
-                for (i, _), row in zip(rows, logits, strict=True)
-                if self._extend(contexts[i], row, drafts[i], laws[i])
-            ]
-        return [
-            DraftTree.chain(ids, self.name, torch.stack(q) if q else None) if ids else None
-            for ids, q in zip(drafts, laws, strict=True)
-        ]
-
-    def _extend(self, context: DraftContext, logits: Tensor, path: list[int], laws: list[Tensor]) -> bool:
-        """Append what follows; whether the draft goes on behind it."""
-        pick = context.law.pick(logits, path, draws=self.config.draws) if context.law is not None else None
-        if pick is None:
-            return False
-        path.append(pick.token)
-        if pick.q is not None:
-            laws.append(pick.q)
-        if len(path) >= min(self.config.k, context.room):
-            return False
-        if not self.config.confidence:
-            return True
-        # A token that was drawn stays, however unlikely: dropping it would bias what is verified.
-        return float(logits.float().softmax(-1)[pick.token]) >= self.config.confidence
+        return draft_chains(contexts, self._runner, self.config, self.name)
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
         """The runner is told by the engine."""
