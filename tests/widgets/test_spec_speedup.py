@@ -50,6 +50,7 @@ def test_steps_without_a_draft_count_in_both() -> None:
     assert (point.rounds, point.steps, point.tokens) == (2, 4, 8)
     assert point.measured == pytest.approx(10 / (2 * (9.2 + 3 + 2.5) + 20) * 8)
     assert point.predicted(point.by_survival) == pytest.approx(point.measured)
+    assert "this run did in 2 of 4" in point.figure().layout.annotations[-1].text
 
 
 def test_the_surface_is_the_closed_form() -> None:

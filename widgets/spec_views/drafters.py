@@ -44,7 +44,8 @@ class DraftersHere:
         for name in (*self.usable, *self.against):
             spec = catalog.get(name).spec
             here = "yes" if name in self.usable else self.against[name]
-            rows.append((spec.title, badge(spec.kind), spec.summary, here))
+            kind = badge(spec.kind).replace(" ", "\u00a0")  # stays in one line beside long summaries
+            rows.append((spec.title, kind, spec.summary, here))
         return Table.of(("drafter", "badge", "what it does", "runs here"), rows)
 
 
@@ -156,8 +157,9 @@ class Compared:
             "recipe", "badge", "τ", "tokens a forward", "α", "v", "γ c", "o", "predicted", "speed-up", "text",
             "tag",
         )  # fmt: skip
+        turns = f"{len(self.plain)} {'turn' if len(self.plain) == 1 else 'turns'}"
         note = (
-            f"{len(self.plain)} turns; speed-up: plain time per output token over the recipe's, with range. "
+            f"{turns}; speed-up: plain time per output token over the recipe's, with range. "
             "v, γ c and o: forward, drafting and all else of a round, in plain steps."
         )
         return Table.of(columns, rows, note=note)

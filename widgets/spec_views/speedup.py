@@ -122,7 +122,7 @@ class OperatingPoint:
             best = [max(range(len(GAMMAS)), key=lambda g: z[g][i]) for i in range(len(ALPHAS))]
             out.add_scatter(
                 x=ALPHAS, y=[GAMMAS[g] for g in best], mode="lines", name="best γ (predicted)",
-                line={**figures.line("predicted", "#ffffff", 2), "shape": "hv"}, hoverinfo="skip",
+                line={**figures.line("predicted", "#b9c2cc", 2), "shape": "hv"}, hoverinfo="skip",
                 visible=visible,
             )  # fmt: skip
         alpha, gained = self.acceptance.alpha, f"{self.measured:.2f}×"
@@ -155,6 +155,12 @@ class OperatingPoint:
         }  # fmt: skip
         legend = {"x": 0, "xanchor": "left"}
         out.update_layout(sliders=[slider], height=548, margin={"t": 84, "b": 144}, legend=legend)
+        if self.rounds < self.steps:
+            told = f"The surface drafts in every step; this run did in {self.rounds} of {self.steps}."
+            out.add_annotation(
+                text=told, xref="paper", yref="paper", x=1, y=1, xanchor="right", yanchor="bottom", yshift=26,
+                showarrow=False, font={"size": 11},
+            )  # fmt: skip
         return out
 
     def table(self) -> Table:
