@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.models.progress import Cancel, check_cancel
@@ -44,6 +45,7 @@ def drafted(
         with torch.no_grad():
             given, target = loss.run(batch, steps)
             best = batch.best()
+            law = _law(loss, target) if overlap else target
             covered[0] += int((loss.place[best] >= 0).sum())
             covered[1] += len(best)
             greedy = torch.cat(
@@ -63,7 +65,8 @@ def drafted(
                 hits[j] += int((right & counted & greedy).sum())
                 roots[j] += int((counted & greedy).sum())
                 if overlap:
-                    shared[j] += _overlap(loss, logits, target, counted)
+                    both = torch.minimum(law, logits.softmax(-1)).sum(-1)
+                    shared[j] += float(both[counted].sum())
                     rows[j] += int(counted.sum())
     full = hits / roots.clamp_min(1)
     before = torch.cat((torch.ones(1, dtype=full.dtype), full[:-1]))
@@ -79,9 +82,7 @@ def drafted(
     return out
 
 
-def _overlap(loss: EagleLoss, logits: torch.Tensor, target: torch.Tensor, counted: torch.Tensor) -> float:
-    total = 0.0
-    for rows in torch.split(counted.nonzero()[:, 0], 256):
-        p = loss.decoder.logits(target[rows]).softmax(-1)[:, loss.kept]
-        total += float(torch.minimum(p, logits[rows].softmax(-1)).sum())
-    return total
+def _law(loss: EagleLoss, target: Tensor) -> Tensor:
+    """The target's whole law [N, V'], at the tokens that can be drafted."""
+    pieces = [loss.decoder.logits(rows).softmax(-1)[:, loss.kept] for rows in torch.split(target, 256)]
+    return torch.cat(pieces)
