@@ -40,7 +40,7 @@ class DraftStream:
         batch = self.batch(width)
         if not batch:
             return [], 0
-        logits, rows = self._root() if batch == [ROOT] else self._feed(batch)
+        logits, rows = self.feed_root() if batch == [ROOT] else self.feed(batch)
         made: list[int] = []
         for node, row in zip(batch, logits.log_softmax(-1), strict=True):
             if node != ROOT and node not in self.tree.nodes:
@@ -63,6 +63,40 @@ class DraftStream:
         self._collect()
         return done
 
+    def feed_root(self) -> tuple[Tensor, int]:
+        """Feed the committed tokens that have no KV; the newest again where only its logits are missing.
+
+        Logits [1, V] behind the newest, and the rows this took.
+        """
+        if len(self._slots) == len(self.tokens):
+            self.kv.give([self._slots.pop()])
+        first = len(self._slots)
+        while True:
+            start, end = len(self._slots), min(len(self._slots) + PIECE, len(self.tokens))
+            self._slots += self.kv.take(end - start)
+            sees = [self._slots[: i + 1] for i in range(start, end)]
+            logits = self.kv.feed(self.tokens[start:end], range(start, end), self._slots[start:], sees, 1)
+            if end == len(self.tokens):
+                break
+        self.tree.fed(ROOT, self._slots[-1])
+        return logits, end - first
+
+    def feed(self, batch: Sequence[int]) -> tuple[Tensor, int]:
+        """Feed nodes of which no one is above another, all above them fed before: logits [n, V], n rows."""
+        slots = self.kv.take(len(batch))
+        sees = []
+        for node, slot in zip(batch, slots, strict=True):
+            path = self.tree.path(node)[:-1]
+            above = [s for n in path if (s := self.tree.nodes[n].slot) is not None]
+            if len(above) != len(path):
+                raise InvariantError("A node of the draft tree is expanded before its parent.")
+            sees.append([*self._slots, *above, slot])
+        tokens = [self.tree.nodes[n].token for n in batch]
+        logits = self.kv.feed(tokens, [self.tree.position(n) for n in batch], slots, sees, len(batch))
+        for node, slot in zip(batch, slots, strict=True):
+            self.tree.fed(node, slot)
+        return logits, len(batch)
+
     def close(self) -> None:
         """Give back everything."""
         self.kv.give([*self._slots, *self.tree.freed, *self._held()])
@@ -82,33 +116,3 @@ class DraftStream:
     def _collect(self) -> None:
         self.kv.give(self.tree.freed)
         self.tree.freed = []
-
-    def _root(self) -> tuple[Tensor, int]:
-        """Feed the committed tokens that have no KV; the newest again where only its logits are missing."""
-        if len(self._slots) == len(self.tokens):
-            self.kv.give([self._slots.pop()])
-        first = len(self._slots)
-        while True:
-            start, end = len(self._slots), min(len(self._slots) + PIECE, len(self.tokens))
-            self._slots += self.kv.take(end - start)
-            sees = [self._slots[: i + 1] for i in range(start, end)]
-            logits = self.kv.feed(self.tokens[start:end], range(start, end), self._slots[start:], sees, 1)
-            if end == len(self.tokens):
-                break
-        self.tree.fed(ROOT, self._slots[-1])
-        return logits, end - first
-
-    def _feed(self, batch: list[int]) -> tuple[Tensor, int]:
-        slots = self.kv.take(len(batch))
-        sees = []
-        for node, slot in zip(batch, slots, strict=True):
-            path = self.tree.path(node)[:-1]
-            above = [s for n in path if (s := self.tree.nodes[n].slot) is not None]
-            if len(above) != len(path):
-                raise InvariantError("A node of the draft tree is expanded before its parent.")
-            sees.append([*self._slots, *above, slot])
-        tokens = [self.tree.nodes[n].token for n in batch]
-        logits = self.kv.feed(tokens, [self.tree.position(n) for n in batch], slots, sees, len(batch))
-        for node, slot in zip(batch, slots, strict=True):
-            self.tree.fed(node, slot)
-        return logits, len(batch)
