@@ -24,6 +24,7 @@ from workbench.core import catalog
 from workbench.core.plan import ModelFacts, pair_recipe, plan
 from workbench.core.plan_machine import machine_conflicts
 from workbench.core.session import Session
+from workbench.core.shipped import fitting_model
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
@@ -247,13 +248,13 @@ def test_seeds_reproduce_and_differ(lab: ModuleType, id: str) -> None:
 
 @pytest.fixture(scope="module")
 def sessions() -> Any:
-    """Sessions on the shipped model by setting, toggled by every test of this part."""
+    """Sessions on shipped models by setting, toggled by every test of this part."""
     limits = EngineLimits(kv_pool_tokens=1024, max_context=256)
     with contextlib.ExitStack() as stack:
 
         @cache
-        def session(**where: Any) -> Session:
-            return stack.enter_context(Session("tiny", limits=limits, **where))
+        def session(model: str, **where: Any) -> Session:
+            return stack.enter_context(Session(model, limits=limits, **where))
 
         yield session
 
@@ -261,7 +262,7 @@ def sessions() -> Any:
 @pytest.fixture
 def tiny(sessions: Callable[..., Session], id: str) -> Session:
     """The session in which a technique is judged."""
-    return sessions(**setting(id))
+    return sessions(fitting_model((id,)), **setting(id))
 
 
 TEXT = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height,"

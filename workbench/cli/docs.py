@@ -1,8 +1,8 @@
 """Parts of README.md that are derived from the catalogue: ``python -m workbench.cli.docs [--check]``.
 
 Text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` is replaced; ``--check`` only says whether it
-is current (status 1 when not), as the contract tests do. Compatibility is what planning says for the shipped
-model.
+is current (status 1 when not), as the contract tests do. Compatibility is what planning says for the first
+shipped model that has what both need.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 
 from workbench.core import catalog
-from workbench.core.plan import ModelFacts, pair_conflicts, plan
+from workbench.core.plan import pair_conflicts, plan
+from workbench.core.shipped import fitting_model, shipped_facts
 from workbench.models.datadir import data_dir
-from workbench.models.registry import open_source, registry
+from workbench.models.registry import registry
 from workbench.spec.errors import WorkbenchError
 from workbench.spec.plan import Conflict
 from workbench.spec.recipe import Recipe
-
-MODEL = "tiny"
 
 
 def technique_table() -> str:
@@ -35,17 +34,17 @@ def technique_table() -> str:
 
 def compatibility_matrix() -> str:
     """Every pair: ``+`` composes, ``×`` does not; below it, each reason once, and what needs what."""
-    source = open_source(MODEL)
-    facts = ModelFacts(MODEL, source.config)
     ids = list(catalog.MODULES)
-    conflicts = {pair: pair_conflicts(*pair, facts) for pair in combinations(ids, 2)}
+    conflicts = {
+        pair: pair_conflicts(*pair, shipped_facts(fitting_model(pair))) for pair in combinations(ids, 2)
+    }
     head = "| | " + " | ".join(str(n) for n in range(1, len(ids) + 1)) + " |"
     rows = [head, "|---" * (len(ids) + 1) + "|"]
     for n, row in enumerate(ids, 1):
         marks = ["×" if conflicts[column, row] else "+" for column in ids[: n - 1]]
         cells = [*marks, "–", *[""] * (len(ids) - n)]
         rows.append(f"| {n} `{row}` | {' | '.join(cells)} |")
-    return "\n".join([*rows, "", *_reasons(conflicts), *_needs(ids, facts)])
+    return "\n".join([*rows, "", *_reasons(conflicts), *_needs(ids)])
 
 
 def model_table() -> str:
@@ -100,11 +99,11 @@ def _reasons(conflicts: dict[tuple[str, str], list[Conflict]]) -> list[str]:
     return [f"- ×: {rule} ({_names(ids)})" for rule, ids in by_rule.items()]
 
 
-def _needs(ids: list[str], facts: ModelFacts) -> list[str]:
+def _needs(ids: list[str]) -> list[str]:
     """What cannot be switched on alone, in the planner's words."""
     lines = []
     for id in ids:
-        alone = plan(Recipe.of(id), facts)
+        alone = plan(Recipe.of(id), shipped_facts(fitting_model((id,))))
         lines += [f"- `{id}`: {c.remedy}" for c in alone] if isinstance(alone, list) else []
     return lines
 

@@ -1,4 +1,4 @@
-"""The two models that commands and notebooks take when none is named."""
+"""The models that commands and notebooks take when none is named."""
 
 from __future__ import annotations
 
@@ -7,3 +7,6 @@ DEFAULT_MODEL = "smollm2-135m"
 
 SHIPPED_MODEL = "tiny"
 """Comes with the repository, so it is always there."""
+
+SHIPPED_MODELS = (SHIPPED_MODEL, "tiny-mtp")
+"""All that come with it; the others have what some technique needs."""

@@ -1,8 +1,8 @@
 """Command line of the small model: ``python -m workbench.training.mtp``.
 
 Stop it at any time; the same command goes on from the last checkpoints. ``--twin`` also trains the same model
-without the module, to see what the module's loss costs the model; ``--control`` trains the module as long on
-one pass as on three.
+without the module, to see what the module's loss costs the model; ``--control`` teaches the module the same
+with one pass, to see what is due to being fed with itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(
     steps: Annotated[int, typer.Option(help="optimizer steps of model and module")] = 1000,
     recursive: Annotated[int, typer.Option(help="further steps of the module, fed with itself")] = 300,
     twin: Annotated[int, typer.Option(help="steps of the twin without the module, as far as it goes")] = 0,
-    control: Annotated[bool, typer.Option(help="train the module as long on one pass")] = False,
+    control: Annotated[int, typer.Option(help="steps of a module that is not fed with itself")] = 0,
     seed: Annotated[int, typer.Option(help="seed of weights and windows")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 1 is fastest on a busy machine")] = 1,
     note: Annotated[str, typer.Option(help="what the card should say about this run")] = "",

@@ -26,7 +26,7 @@ PROMPTS, PROMPT_TOKENS = 24, 128
 JOINTLY, ONCE, RECURSIVELY = "joint", "one pass", "recursive"
 _VARIANTS = {
     JOINTLY: "the module as the joint training left it.",
-    ONCE: "trained as long as the next, with one pass.",
+    ONCE: "learnt from the same teacher with one pass, {steps} steps: what is due to the teacher alone.",
     RECURSIVELY: "fed with its own states in training; this is the module that ships.",
 }
 _TEACHERS = {"kl": "the model's own law (KL divergence)", "ce": "the tokens that came"}
@@ -39,7 +39,7 @@ class Plan:
     steps: int = 1000
     recursive: int = 300
     twin: int = 0
-    control: bool = False
+    control: int = 0
     seed: int = 0
     note: str = ""
 
@@ -65,13 +65,14 @@ def build(plan: Plan, work: Path, data: Path, on_point: OnPoint = lambda point: 
         twin = compare(progress, without)
     kept = {JOINTLY: rounded(model)}
     shipped = Recursive(BETAS)
-    stages = {ONCE: Recursive((1.0,))} if plan.control else {}
+    stages = {ONCE: (Recursive((1.0,)), plan.control)} if plan.control else {}
+    spent = {}
     further = Settings(steps=plan.recursive, seed=plan.seed + 1, peak_lr=RECURSIVE_LR, save_every_s=30.0)
-    for name, recursive in (*stages.items(), (RECURSIVELY, shipped)):
+    for name, (recursive, until) in (*stages.items(), (RECURSIVELY, (shipped, 0))):
         trained = _copy(model)
         folder = work / name.replace(" ", "-")
-        last = train_recursive(
-            trained, further, recursive, corpus.windows, common[2], folder, corpus.fingerprint, on_point
+        spent[name] = train_recursive(
+            trained, further, recursive, *common[1:], folder, corpus.fingerprint, on_point, until
         )
         kept[name] = rounded(trained)
     folder = data / "models" / NAME
@@ -81,23 +82,38 @@ def build(plan: Plan, work: Path, data: Path, on_point: OnPoint = lambda point: 
         place = folder if name == RECURSIVELY else work / "variants" / name.replace(" ", "-")
         write_weights(place, found)
         write_tokenizer(place, corpus.tokenizer, found.main.config.max_position_embeddings)
-        acceptance[name] = accepted(place, prompts)
+        acceptance[name] = _measured(work / "acceptance", place, prompts)
     manifest = _manifest(plan, settings, corpus, kept[RECURSIVELY], folder, data / "text")
     manifest |= {
         "joint": _spent(progress),
-        "recursive": _spent(last),
+        "recursive": _spent(spent[RECURSIVELY]),
         "lambda": asdict(joint),
         "betas": shipped.betas,
         "loss": _TEACHERS[shipped.loss],
         "twin": twin,
         "acceptance": acceptance,
-        "variants": {name: _VARIANTS[name] for name in kept},
+        "variants": {
+            name: _VARIANTS[name].format(steps=spent[name].step if name in spent else 0) for name in kept
+        },
         "entropy": by_entropy(kept[RECURSIVELY], corpus.held_out_windows()),
     }
     (folder / "MANIFEST.json").write_text(json.dumps(manifest, indent=1) + "\n")
     _write_curve(folder / "curve.csv", progress)
     (folder / "README.md").write_text(card(manifest, progress.curve), "utf-8")
     return manifest
+
+
+def _measured(cache: Path, folder: Path, prompts: list[list[int]]) -> dict[str, Any]:
+    """Acceptance of a folder's module, from the last time where these weights were measured already."""
+    key = hashlib.sha256((folder / "model.safetensors").read_bytes() + json.dumps(prompts).encode())
+    path = cache / f"{key.hexdigest()[:16]}.json"
+    if path.is_file():
+        kept: dict[str, Any] = json.loads(path.read_text())
+        return kept
+    found = accepted(folder, prompts)
+    cache.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found))
+    return found
 
 
 def compare(joint: Progress, twin: Progress) -> dict[str, Any]:

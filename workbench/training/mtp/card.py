@@ -42,7 +42,7 @@ def card(manifest: Mapping[str, Any], curve: Sequence[Mapping[str, float]]) -> s
         acceptance="\n\n".join(_acceptance(mode, manifest["acceptance"]) for mode in _MODES),
         variants="\n".join(f"- *{name}*: {text}" for name, text in manifest["variants"].items()),
         entropy="\n".join(
-            f"| {row['from']:g} to {row['to']:g} | {row['rows']} | {row['same']:.3f} | {row['r2']:.3f} "
+            f"| {row['from']:g} to {_end(row['to'])} | {row['rows']} | {row['same']:.3f} | {row['r2']:.3f} "
             f"| {row['r3']:.3f} |"
             for row in manifest["entropy"]
         ),
@@ -58,6 +58,10 @@ def card(manifest: Mapping[str, Any], curve: Sequence[Mapping[str, float]]) -> s
         ),
         sha256=manifest["weights_sha256"],
     )
+
+
+def _end(high: float | None) -> str:
+    return "more" if high is None else f"{high:g}"
 
 
 def _stage(stage: Mapping[str, Any]) -> str:
@@ -115,10 +119,13 @@ windows of 1,024 tokens: {nats:.3f} nats per token over {tokens:,} tokens, perpl
 
 {twin}
 
+It was trained for minutes: look at its module, not at its code.
+
 ## Acceptance
 
 Continuations of held-out code, measured in the engine. τ is the number of tokens per forward pass of the
-model; K tokens are drafted, behind the first by recursion.
+model; K tokens are drafted, behind the first by recursion. Greedy continuations soon run in circles, which
+are easy to draft; at temperature 1 the model is rarely sure, which drafts that are drawn do not mind.
 
 {variants}
 
@@ -138,8 +145,8 @@ Loss of the model + λ times the module's, λ {high:g}, from {fall:.0f} % of the
 matrices (weight decay 0.1), AdamW (0.9, 0.98) for embedding and norms, warm-up 2 %, cosine from {peak:g} to
 {floor:g}; {minutes:.1f} minutes of CPU time of the training thread, seed {seed}.{note}
 
-Recursively (FastMTP): {recursive} with the model frozen; the module is fed with its own states, its passes
-weigh {betas}, and learn from {loss}.
+Recursively (FastMTP): {recursive} with the model frozen; the module is fed with its
+own states, its passes weigh {betas}, and learn from {loss}.
 
 | step | M tokens | window | held-out loss | module's loss | same likeliest token |
 |---|---|---|---|---|---|

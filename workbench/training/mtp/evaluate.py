@@ -38,7 +38,7 @@ def accepted(
     prompts: Sequence[Sequence[int]],
     depths: Sequence[int] = DEPTHS,
     modes: Sequence[str] = tuple(MODES),
-    max_tokens: int = 96,
+    max_tokens: int = 64,
     cancel: Cancel | None = None,
 ) -> dict[str, dict[str, Any]]:
     """By mode and number of drafted tokens: τ, survival and conditional acceptance at each depth."""
@@ -61,7 +61,9 @@ def accepted(
     return out
 
 
-def by_entropy(model: MTPModel, windows: Tensor, edges: Sequence[float] = EDGES) -> list[dict[str, float]]:
+def by_entropy(
+    model: MTPModel, windows: Tensor, edges: Sequence[float] = EDGES
+) -> list[dict[str, float | None]]:
     """Acceptance of the token behind the next one, in buckets of the main model's entropy there.
 
     ``windows`` int64 [N, T] of held-out text. ``r2``: mean Σ min(p, q); ``r3``: mean p(argmax q); ``same``:
@@ -78,10 +80,11 @@ def by_entropy(model: MTPModel, windows: Tensor, edges: Sequence[float] = EDGES)
             columns["r3"].append(p.gather(-1, best)[:, 0])
             columns["same"].append((best[:, 0] == p.argmax(-1)).float())
     found = {name: torch.cat(parts) for name, parts in columns.items()}
-    out = []
+    out: list[dict[str, float | None]] = []
     for low, high in pairwise(edges):
         inside = (found["entropy"] >= low) & (found["entropy"] < high)
         if bool(inside.any()):
             means = {name: round(float(found[name][inside].mean()), 4) for name in ("r2", "r3", "same")}
-            out.append({"from": low, "to": high, "rows": int(inside.sum()), **means})
+            end = None if high == float("inf") else high
+            out.append({"from": low, "to": end, "rows": int(inside.sum()), **means})
     return out

@@ -36,8 +36,9 @@ def tensors_of(model: MTPModel, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def config_of(model: MTPModel) -> dict[str, Any]:
     """``config.json``."""
-    config: dict[str, Any] = model.main.config.to_dict()
-    config |= {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+    known = model.main.config
+    config: dict[str, Any] = known.to_diff_dict()
+    config |= {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "rms_norm_eps": known.rms_norm_eps}
     return config | {"num_nextn_predict_layers": len(model.mtp)}
 
 

@@ -96,6 +96,7 @@ def train_recursive(
     folder: Path,
     fingerprint: str,
     on_point: OnPoint = lambda point: None,
+    until: int = 0,
 ) -> checkpoint.Progress:
     """Train the modules of ``model`` in place with everything else frozen; resumable like the other."""
     depth = len(recursive.betas)
@@ -117,6 +118,7 @@ def train_recursive(
             lambda: scores(lambda rows: model.recursion(rows, depth), held_out),
             folder,
             on_point,
+            until,
         )
     return progress
 
