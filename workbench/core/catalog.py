@@ -52,6 +52,7 @@ MODULES: dict[str, str] = {
     "eagle": "workbench.speculative.eagle",
     "eagle3": "workbench.speculative.eagle3",
     "fasteagle": "workbench.speculative.fasteagle",
+    "hybrid": "workbench.speculative.hybrid",
     "verify": "workbench.speculative.verify",
     "typical": "workbench.speculative.typical",
     "goodput": "workbench.speculative.goodput",
