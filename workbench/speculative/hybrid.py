@@ -1,9 +1,9 @@
 """Suffix decoding and a trained head together: copy where text repeats, draft where it does not.
 
-Oliaro et al., *SuffixDecoding* (arXiv 2411.04975): each step takes the suffix draft when its score, the number
-of tokens that it is expected to have accepted, reaches what the other drafter gets; else that one drafts. What
-a head gets is a moving average of what was accepted of its drafts. A copied draft costs no pass of the head,
-whose layers catch up with what was committed when they are asked again.
+Oliaro et al., *SuffixDecoding* (arXiv 2411.04975): each step takes the suffix draft when its score, the
+number of tokens that it is expected to have accepted, reaches what the other drafter gets; else that one
+drafts. What a head gets is a moving average of what was accepted of its drafts. A copied draft costs no pass
+of the head, whose layers catch up with what was committed when they are asked again.
 """
 
 from __future__ import annotations
