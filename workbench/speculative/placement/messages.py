@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -71,19 +71,28 @@ class Close:
     stream: int | None = None
 
 
-Message = DraftSync | VerifyCommit | TailStream | Close
+@checked(frozen=True, config=_EXACT)
+class Ready:
+    """Drafter to target: its model is loaded; ``cores`` it may run on (empty: any)."""
+
+    cores: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Stamped:
-    """A message and when it is there, in seconds of the clock that both sides share."""
+@checked(frozen=True, config=_EXACT)
+class Worked:
+    """Drafter to target: one batch, in seconds of the system's monotonic clock."""
 
-    at: float
-    message: Message
+    start: float
+    end: float
+    rows: int
+    nodes: int
+
+
+Message = DraftSync | VerifyCommit | TailStream | Close | Ready | Worked
 
 
 _KINDS: Mapping[str, TypeAdapter[Any]] = {
-    kind.__name__: TypeAdapter(kind) for kind in (DraftSync, VerifyCommit, TailStream, Close)
+    kind.__name__: TypeAdapter(kind) for kind in (DraftSync, VerifyCommit, TailStream, Close, Ready, Worked)
 }
 
 

@@ -65,7 +65,7 @@ class DraftWorker:
                 for s in list(self.streams) if stream is None else [stream]:
                     self._end(s)
                 self.closed = self.closed or stream is None
-            case TailStream():
+            case _:
                 pass  # not for this side
         return None
 

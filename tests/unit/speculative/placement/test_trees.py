@@ -12,9 +12,11 @@ from workbench.speculative.placement.messages import (
     ROOT,
     Close,
     DraftSync,
+    Ready,
     TailNode,
     TailStream,
     VerifyCommit,
+    Worked,
     from_line,
     to_line,
 )
@@ -101,6 +103,8 @@ def test_no_verdict_is_empty() -> None:
         TailStream(3, 2, (TailNode(0, ROOT, 2, 9, -0.25), TailNode(1, 0, 3, 8, -1.5))),
         Close(3),
         Close(),
+        Ready((1,)),
+        Worked(1.5, 1.75, 3, 9),
     ],
 )
 def test_messages_survive_the_wire(message: object) -> None:

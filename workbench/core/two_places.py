@@ -1,0 +1,179 @@
+"""Draft and target in two processes: the drafter's is started here, the target's engine is this one's.
+
+The drafter is a model cut out of the target, on a core (or a device) of its own, that never stops growing
+its tree; the engine verifies what has come. Output is the plain run's, whatever the drafter does: at
+temperature 0 and, seeded, above it. Two processes on two cores of one machine share its memory and caches.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+import torch
+
+from workbench.core.build_weights import build_weights
+from workbench.core.plan import ModelFacts, plan, require
+from workbench.core.room import present
+from workbench.engine.engine import Engine
+from workbench.engine.sequence import Request
+from workbench.models.decoder import Decoder
+from workbench.models.registry import open_source
+from workbench.spec.errors import OptionError
+from workbench.spec.events import RequestEvent, StepEvent
+from workbench.spec.plan import DType, Numerics
+from workbench.spec.recipe import Recipe
+from workbench.speculative.draft_model import cut_out
+from workbench.speculative.placement.messages import Worked
+from workbench.speculative.placement.process_inbox import Inbox
+from workbench.speculative.placement.process_link import Delay, ProcessLink, pinned_cores
+from workbench.speculative.placement.remote import RemoteDrafter
+from workbench.speculative.placement.serve import serve
+from workbench.speculative.placement.tree_kv import TreeKV
+from workbench.speculative.placement.worker import DraftWorker, Growth
+from workbench.speculative.verify import ExactVerify
+
+# The pipe is watched before torch is imported, which takes seconds.
+_CODE = """
+from workbench.speculative.placement.process_inbox import Inbox
+inbox = Inbox()
+from workbench.core.two_places import main
+main(inbox)
+"""
+
+
+@dataclass(frozen=True)
+class DraftSetup:
+    """The drafter's process: ``layers`` of the target it has (empty: all), and ``cores`` it is bound to.
+
+    ``device`` may be another than the target's: then the two are two devices indeed.
+    """
+
+    model: str
+    layers: tuple[int, ...] = ()
+    dtype: DType = "float32"
+    numerics: Numerics = "fast"
+    device: str = "cpu"
+    threads: int = 1
+    cores: tuple[int, ...] = ()
+    growth: Growth = field(default_factory=Growth)
+
+
+@dataclass(frozen=True)
+class TwoPlaces:
+    """What a run did: steps and events, and both sides at work by the system's monotonic clock (seconds)."""
+
+    steps: tuple[StepEvent, ...]
+    events: tuple[RequestEvent, ...]
+    target: tuple[Worked, ...]
+    draft: tuple[Worked, ...]
+    start: float
+    end: float
+
+    def utilisation(self, side: Sequence[Worked]) -> float:
+        """Busy over wall of one side."""
+        spent = sum(max(0.0, min(w.end, self.end) - max(w.start, self.start)) for w in side)
+        return spent / (self.end - self.start)
+
+    def ids(self, request_id: str) -> list[int]:
+        """Output ids of a request."""
+        return [t.id for e in self.events if e.request_id == request_id for t in e.tokens]
+
+
+def start_drafter(
+    setup: DraftSetup,
+    *,
+    timeout: float = 120.0,
+    to_drafter: Delay | None = None,
+    to_target: Delay | None = None,
+) -> ProcessLink:
+    """Start the drafter's process and wait until its model is there; close the link when done.
+
+    Raises :class:`OptionError` for layers the model lacks or a device that is not there, and
+    :class:`JobFailed` with what the process said last when it does not get that far.
+    """
+    have = open_source(setup.model).config.num_layers
+    if not all(0 <= layer < have for layer in setup.layers):
+        raise OptionError(
+            f"layers = {list(setup.layers)}, but {setup.model} has {have}.",
+            hint=f"Choose numbers from 0 to {have - 1}.",
+        )
+    if not present(setup.device):
+        raise OptionError(f"device = {setup.device!r}, but there is no such device here.", hint="Choose cpu.")
+    threads = {name: str(setup.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    link = ProcessLink(
+        _CODE, json.dumps(asdict(setup)), to_drafter=to_drafter, to_target=to_target, environment=threads
+    )
+    link.wait_ready(timeout)
+    return link
+
+
+def remote_engine(engine: Engine, drafter: RemoteDrafter) -> Engine:
+    """The idle engine's parts with this drafter, judged by the exact rule of each draft."""
+    return Engine(
+        engine.executor,
+        engine.kv,
+        engine.scheduler,
+        context=engine.context,
+        eos_ids=engine.eos_ids,
+        drafter=drafter,
+        verify=ExactVerify(),
+        make_stream=engine.make_stream,
+        static_bytes=engine.static_bytes,
+        path=(*engine.path, f"draft:{drafter.name}"),
+    )
+
+
+def run_two_places(
+    engine: Engine, link: ProcessLink, requests: Iterable[Request], cores: Sequence[int] = ()
+) -> TwoPlaces:
+    """Run requests until all have ended; the calling thread is bound to ``cores`` meanwhile.
+
+    ``engine`` drafts over ``link`` (:func:`remote_engine`).
+    """
+    before = pinned_cores(()) if cores else ()
+    if cores:
+        pinned_cores(cores)
+    steps: list[StepEvent] = []
+    events: list[RequestEvent] = []
+    target: list[Worked] = []
+    first, start = len(link.worked), time.monotonic()
+    try:
+        for request in requests:
+            engine.add(request)
+        with torch.inference_mode():
+            while engine.has_work:
+                began = time.monotonic()
+                step, gained = engine.step()
+                target.append(Worked(began, time.monotonic(), step.rows, step.draft))
+                steps.append(step)
+                events += gained
+        link.poll()  # what the drafter says it did
+    finally:
+        engine.reset()
+        if before:
+            pinned_cores(before)
+    return TwoPlaces(
+        tuple(steps), tuple(events), tuple(target), tuple(link.worked[first:]), start, time.monotonic()
+    )
+
+
+def main(inbox: Inbox) -> None:
+    """The drafter's process."""
+    data = json.loads(inbox.setup)
+    lists = {name: tuple(data[name]) for name in ("layers", "cores")}
+    setup = replace(DraftSetup(**{**data, **lists}), growth=Growth(**data["growth"]))
+    cores = pinned_cores(setup.cores)
+    torch.set_num_threads(setup.threads)
+    with torch.inference_mode():
+        serve(DraftWorker(TreeKV(_model(setup)), setup.growth), inbox, cores)
+
+
+def _model(setup: DraftSetup) -> Decoder:
+    source = open_source(setup.model)
+    facts = ModelFacts(setup.model, source.config, source.fingerprint)
+    made = require(plan(Recipe(), facts, dtype=setup.dtype, numerics=setup.numerics, device=setup.device))
+    whole = Decoder(source.config, build_weights(made, source))
+    return cut_out(whole, setup.layers) if setup.layers else whole

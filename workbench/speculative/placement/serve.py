@@ -1,0 +1,29 @@
+"""The drafter's loop in a process of its own: read all there is, then one batch; sleep only without work."""
+
+from __future__ import annotations
+
+import time
+
+from workbench.speculative.placement.messages import Ready, Worked
+from workbench.speculative.placement.process_inbox import Inbox
+from workbench.speculative.placement.worker import DraftWorker
+
+
+def serve(worker: DraftWorker, inbox: Inbox, cores: tuple[int, ...] = ()) -> None:
+    """Run until the target closes all, or is gone."""
+    inbox.say(Ready(cores))
+    while not worker.closed:
+        messages = inbox.messages(wait=not worker.has_work)
+        if messages is None:
+            return
+        for message in messages:
+            answer = worker.handle(message)
+            if answer is not None:
+                inbox.say(answer)
+        start = time.monotonic()
+        tail, rows = worker.work()
+        if rows:
+            if tail is not None:
+                inbox.say(tail)
+            nodes = len(tail.nodes) if tail is not None else 0
+            inbox.say(Worked(start, time.monotonic(), rows, nodes))
