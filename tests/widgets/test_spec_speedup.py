@@ -56,7 +56,7 @@ def test_steps_without_a_draft_count_in_both() -> None:
 def test_the_surface_is_the_closed_form() -> None:
     point = made(0.5, 2, rounds=50)
     z = point.surface(0.1)
-    for g, a in ((0, 10), (3, 20), (1, 40)):
+    for g, a in ((0, 5), (3, 10), (1, 20)):
         tokens = predict.expected_tokens(ALPHAS[a], GAMMAS[g])
         cost = 1 + 0.04 * GAMMAS[g] + 0.1 * GAMMAS[g] + 0.05
         assert z[g][a] == pytest.approx(tokens / cost, rel=1e-6)

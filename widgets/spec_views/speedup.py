@@ -28,8 +28,8 @@ from workbench.widgets.table import Table
 from workbench.widgets.views.memory import label
 
 GAMMAS = tuple(range(1, 17))
-ALPHAS = tuple(i / 40 for i in range(41))
-FACTORS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # of the measured c, on the slider
+ALPHAS = tuple(i / 20 for i in range(21))
+FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)  # of the measured c, on the slider
 _C = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)  # where drafting was too cheap to scale
 
 
@@ -105,7 +105,7 @@ class OperatingPoint:
         costs = sorted({self.c * f for f in FACTORS} if self.c > 1e-3 else {self.c, *_C})
         first = costs.index(self.c)
         for number, c in enumerate(costs):
-            z, visible = self.surface(c), number == first
+            z, visible = [[round(s, 3) for s in row] for row in self.surface(c)], number == first
             out.add_contour(
                 z=z, x=ALPHAS, y=GAMMAS, colorscale="Cividis", visible=visible, zmin=0, zmax=5, ncontours=18,
                 contours={"showlabels": True, "labelfont": {"size": 10, "color": "#ffffff"}},
