@@ -21,7 +21,8 @@ from workbench.widgets.palette import INKS, Theme
 MIME = "application/vnd.plotly.v1+json"
 TOP = 72  # pixels above a plot: the mode bar and the title beside it, then two rows of a legend
 _WITHOUT = ("sendChartToCloud", "zoomIn2d", "zoomOut2d", "autoScale2d", "select2d", "lasso2d")
-_CONFIG = {"displaylogo": False, "responsive": True}
+# Not "responsive": JupyterLab fits figures itself, and together they forget the height a figure asks for.
+_CONFIG = {"displaylogo": False}
 _HEAVY = "plotly_mimetype+notebook"  # plotly's default in a notebook
 DASH: dict[Tag, str] = {"measured": "solid", "predicted": "longdash", "simulated": "dot", "claimed": "solid"}
 
@@ -64,6 +65,8 @@ def new(title: str, *, theme: Theme = "auto", x: str = "", y: str = "", note: st
         raise OptionError(f"theme = {theme!r} is unknown.", hint=f"Choose one of {', '.join(INKS)}.")
     ink = INKS[theme]
     axis = {
+        "showgrid": True,
+        "showline": True,  # a colour in a template does not imply it
         "gridcolor": ink["grid"],
         "linecolor": ink["axis"],
         "zerolinecolor": ink["axis"],
@@ -90,11 +93,11 @@ def new(title: str, *, theme: Theme = "auto", x: str = "", y: str = "", note: st
             "plot_bgcolor": ink["page"],
             "margin": {"l": 56, "r": 24, "t": TOP, "b": 64 if note else 48},
             "height": 324,
-            "xaxis": {**axis, "title": {"text": x}},
-            "yaxis": {**axis, "title": {"text": y}},
+            "xaxis": {"title": {"text": x}},
+            "yaxis": {"title": {"text": y}},
             "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
             "hoverlabel": {"namelength": -1},
-            "template": None,
+            "template": {"layout": {"xaxis": axis, "yaxis": axis}},  # of every axis, of subplots too
         }
     )  # fmt: skip
     if note:

@@ -10,10 +10,11 @@ import pytest
 
 from workbench.spec.errors import OptionError, RecordError
 from workbench.spec.recipe import Recipe
-from workbench.widgets import Table, views, words
+from workbench.widgets import Table, figures, views, words
 from workbench.widgets.ab import AB
 from workbench.widgets.code import as_code
 from workbench.widgets.figures import MIME
+from workbench.widgets.palette import INKS
 from workbench.widgets.state import PanelState
 
 
@@ -49,6 +50,14 @@ def test_a_legend_is_clear_of_the_mode_bar_which_sends_nothing_anywhere(pair: An
     assert "sendChartToCloud" in figure.layout.modebar.remove
     shown = figure._repr_mimebundle_()[MIME]
     assert shown["config"]["displaylogo"] is False and set(shown) >= {"data", "layout"}
+
+
+def test_every_axis_of_every_subplot_looks_alike() -> None:
+    figure = figures.new("two", theme="dark")
+    figure.set_subplots(rows=1, cols=2)
+    for axis in (figure.layout.template.layout.xaxis, figure.layout.template.layout.yaxis):
+        assert axis.showline and axis.ticks == "outside" and axis.gridcolor == INKS["dark"]["grid"]
+    assert figure.layout.xaxis2.anchor == "y2" and figure.layout.xaxis.gridcolor is None
 
 
 def test_measured_is_a_solid_line(pair: Any) -> None:

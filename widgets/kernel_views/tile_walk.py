@@ -56,7 +56,7 @@ class TileWalk:
             each = len(traces)
             for trace, row in traces:
                 out.add_trace({**trace, "visible": number == len(self.steps) - 1}, row=row, col=1)
-        self._axes(out, figures.new("", theme=theme).layout)
+        self._axes(out)
         out.update_layout(
             height=540,
             margin={"b": 40},
@@ -147,14 +147,11 @@ class TileWalk:
             "activebgcolor": B,
         }
 
-    def _axes(self, out: Any, plain: Any) -> None:
-        """Both rows in the style of the house, each with its own titles."""
-        styled = {
-            k: plain.xaxis[k] for k in ("gridcolor", "linecolor", "zerolinecolor", "ticks", "tickcolor")
-        }
+    def _axes(self, out: Any) -> None:
+        """Titles of both rows."""
         for row, x, y in ((1, "key", "score (log2)"), (2, "dimension of the head", "output")):
-            out.update_xaxes(**styled, automargin=True, zeroline=False, title={"text": x}, row=row, col=1)
-            out.update_yaxes(**styled, automargin=True, title={"text": y}, row=row, col=1)
+            out.update_xaxes(zeroline=False, title={"text": x}, row=row, col=1)
+            out.update_yaxes(title={"text": y}, row=row, col=1)
 
 
 def walk_row(row: Row, tile: int = 32, *, last_first: bool = True) -> TileWalk:

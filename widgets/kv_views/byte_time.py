@@ -95,10 +95,8 @@ class ByteTime:
         return Table.of(("run", "category", "mean over time", "at the fullest step", "tag"), rows, note=note)
 
     def _style(self, out: Any, theme: Theme) -> None:
-        plain = figures.new("", theme=theme).layout.xaxis
-        styled = {k: plain[k] for k in ("gridcolor", "linecolor", "zerolinecolor", "ticks", "tickcolor")}
-        out.update_xaxes(**styled, automargin=True, rangemode="tozero")
-        out.update_yaxes(**styled, automargin=True, title={"text": "MiB"}, rangemode="tozero")
+        out.update_xaxes(rangemode="tozero")
+        out.update_yaxes(title={"text": "MiB"}, rangemode="tozero")
         out.update_xaxes(title={"text": "ms since the first step"}, row=len(self.runs), col=1)
         out.update_layout(
             height=142 + 150 * len(self.runs), margin={"t": 96}, font={"color": INKS[theme]["text"]}

@@ -42,9 +42,7 @@ class CodesBesideChance:
                     hovertemplate=f"{name}, {law}: %{{y:.1%}} differ by %{{x}}<extra></extra>",
                 )  # fmt: skip
             out.update_xaxes(title={"text": f"difference of {name}' codes"}, row=1, col=col)
-        plain = figures.new("", theme=theme).layout.yaxis
-        styled = {k: plain[k] for k in ("gridcolor", "linecolor", "zerolinecolor", "ticks", "tickcolor")}
-        out.update_yaxes(**styled, tickformat=".0%")
+        out.update_yaxes(tickformat=".0%")
         out.update_yaxes(title={"text": "share of elements"}, row=1, col=1)
         out.update_layout(barmode="group", height=340)
         return out

@@ -60,12 +60,9 @@ class FormatErrors:
                     marker={"color": colour, "symbol": symbol, "size": 7},
                     hovertemplate=f"{name}, layer %{{x}}: %{{y:.3g}} dB<extra></extra>",
                 )  # fmt: skip
-        plain = figures.new("", theme=theme).layout.xaxis
-        styled = {k: plain[k] for k in ("gridcolor", "linecolor", "zerolinecolor", "ticks", "tickcolor")}
         for col, name in ((1, "keys"), (2, "values")):
-            out.update_xaxes(**styled, title={"text": f"layer ({name})"}, row=1, col=col)
+            out.update_xaxes(title={"text": f"layer ({name})"}, row=1, col=col)
         out.update_xaxes(zeroline=False)
-        out.update_yaxes(**styled)
         out.update_yaxes(title={"text": "signal over error, dB"}, row=1, col=1)
         below = {"orientation": "h", "y": -0.24, "yanchor": "top", "x": 0, "xanchor": "left"}
         out.update_layout(height=420, legend=below, margin={"b": 110})

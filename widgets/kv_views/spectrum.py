@@ -82,13 +82,9 @@ class Spectrum:
         for number, ratio in enumerate(self.artefacts):
             for side in (0, 1):
                 self._marks(out, ratio, side, number == first)
-        plain = figures.new("", theme=theme).layout.xaxis
-        styled = {k: plain[k] for k in ("gridcolor", "linecolor", "zerolinecolor", "ticks", "tickcolor")}
         for col, name in ((1, "keys, before rotation"), (2, "values")):
-            out.update_xaxes(
-                **styled, type="log", dtick=1, title={"text": f"component of the {name}"}, col=col
-            )
-        out.update_yaxes(**styled, type="log", exponentformat="power", dtick=1)
+            out.update_xaxes(type="log", dtick=1, title={"text": f"component of the {name}"}, col=col)
+        out.update_yaxes(type="log", exponentformat="power", dtick=1)
         out.update_yaxes(title={"text": "share of the variance"}, col=1)
         total = each * len(self.artefacts)
         steps = [
