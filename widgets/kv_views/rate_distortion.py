@@ -86,7 +86,7 @@ class Rates:
         if self.live is not None:
             self._add(out, [self.live], f"now: {self.live.method}", ratio, "#d9822b", "star-open", 16)
         out.update_xaxes(type="log")
-        out.update_yaxes(type="log")
+        out.update_yaxes(type="log", tickformat="~g")  # 0.0001, not 100µ
         out.update_layout(
             height=440,
             legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"},
@@ -103,7 +103,8 @@ class Rates:
         ]  # fmt: skip
         columns = ("method", "codec ×", "whole ×", "KL", "windows", "top-1 %", "ΔPPL %", "", "tag")
         n = self.points[0].windows
-        return Table.of(columns, rows, note=f"KL in nats per token over {n} windows, and their range.")
+        over = "1 window." if n == 1 else f"{n} windows, and their range."
+        return Table.of(columns, rows, note=f"KL in nats per token over {over}")
 
     def _join(self, out: Any, joined: list[list[RatePoint]], name: str, ratio: Ratio, colour: str) -> None:
         """All lines of a technique as one trace; a gap between two of them."""
