@@ -44,9 +44,10 @@ def run(
     budget: int = 6,
     patience: float = 0.0,
     growth: Growth | None = None,
+    pool: int = 1024,
     **params: object,
 ) -> tuple[Simulated, DraftWorker, RemoteDrafter, list[list[int]]]:
-    base = lab.make_engine("paged", page_size=4)
+    base = lab.make_engine("paged", page_size=4, pool=pool)
     target = base.executor.decoder
     model = target if len(layers) == target.config.num_layers else cut_out(target, layers)
     worker = DraftWorker(TreeKV(model), growth or Growth(width=3, top=3, max_nodes=24, max_depth=8))
@@ -84,6 +85,16 @@ def test_output_is_the_plain_runs_whatever_the_latencies(
     _, worker, remote, ids = run(lab, prompts, latencies, **params)
     assert ids == plain(lab, prompts, **params)
     assert not remote.books and worker.kv.used == 0
+
+
+def test_a_sequence_that_starts_over_is_another_stream(lab: ModuleType) -> None:
+    prompts = lab.prompts_of(3, seed=9, low=10, high=20)
+    params: dict[str, object] = {"max_tokens": 24, "ignore_eos": True}
+    latencies = Latencies(flat(STEP), lambda rows: 0.0005 * rows, 0.002)
+    out, worker, remote, ids = run(lab, prompts, latencies, pool=80, **params)
+    assert any(step.preempted for step in out.steps)
+    assert ids == plain(lab, prompts, **params)
+    assert not remote.books and worker.kv.used == 0 and len(worker.stats) > len(prompts)
 
 
 def test_logs_replay(lab: ModuleType) -> None:
