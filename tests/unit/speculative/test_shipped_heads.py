@@ -21,8 +21,13 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
 
 
-def test_there_is_one_for_the_model_that_ships():
-    assert data_dir() / "heads" / "tiny" / "medusa.safetensors" in SHIPPED
+KINDS = ("medusa", "eagle", "eagle3")
+USED = {"eagle3": "eagle3:draws=false"}  # drafts that are drawn keep the law of the output, not its noise
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_is_one_for_the_model_that_ships(kind):
+    assert data_dir() / "heads" / "tiny" / f"{kind}.safetensors" in SHIPPED
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: f"{p.parent.name}-{p.stem}")
@@ -30,26 +35,28 @@ def test_a_head_is_small_and_says_what_it_is(path):
     head = read_head(path)
     assert path.stat().st_size < 20 << 20
     assert (head.kind, head.facts["target"]) == (path.stem, path.parent.name)
-    assert set(head.facts) >= {"recipe", "trained", "held_out", "engine", "paths", "curve"}
+    assert set(head.facts) >= {"recipe", "trained", "held_out", "engine", "curve"}
+    assert ("paths" if head.kind == "medusa" else "features") in head.facts
     assert head.facts["recipe"]["schedule"]["seed"] >= 0
     assert set(head.facts["engine"]) >= {"chain", "tree", "tree, temperature 1"}
     assert all(run["tau"] >= 1 for run in head.facts["engine"].values())
     head.tensors()
 
 
-def test_tiny_drafts_right_and_wrong_and_says_the_same():
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiny_drafts_right_and_wrong_and_says_the_same(kind):
     source = open_source("tiny")
-    assert find_head("tiny", "medusa", source.fingerprint).path.is_relative_to(data_dir())
+    assert find_head("tiny", kind, source.fingerprint).path.is_relative_to(data_dir())
     lines = (data_dir() / "prompts" / "chat.jsonl").read_text().splitlines()[:6]
     prompts = [json.loads(line)["messages"] for line in lines]
     with Session("tiny", dtype="float64", numerics="pinned") as session:
         for sampling in ({}, {"temperature": 0.7, "seed": 3}):
             session.apply(Recipe.of("paged")).result()
             plain = [session.generate(p, max_tokens=40, **sampling).token_ids for p in prompts]
-            session.apply(Recipe.of("paged", "medusa")).result()
+            session.apply(Recipe.of("paged", USED.get(kind, kind))).result()
             runs = [session.generate(p, max_tokens=40, **sampling) for p in prompts]
             assert [r.token_ids for r in runs] == plain
             rounds = [r.acceptance for r in runs]
             steps = sum(a["steps"] for a in rounds)
             accepted = sum(a["survivors"][0] for a in rounds if a["survivors"])
-            assert 0.2 <= accepted / steps <= 0.8
+            assert 0.1 <= accepted / steps <= 0.9
