@@ -27,6 +27,7 @@ TOLD = {
     "13_kv_selection": "heads agree",
     "20_speculation_law": "resample from p",
     "21_drafters": "tokens a forward",
+    "22_eagle": "eagle3, shuffled",
     "40_attention_kernels": "running max m",
 }
 SMOKE = {"model": "tiny", "profile": "smoke", "budget_s": 5.0, "seed": 3}
