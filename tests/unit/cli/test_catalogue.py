@@ -12,6 +12,7 @@ import pytest
 from workbench.cli.catalogue import option_range
 from workbench.core import catalog
 from workbench.core.plan import pair_recipe
+from workbench.core.shipped import fitting_model
 
 Command = Callable[..., Any]
 
@@ -83,10 +84,11 @@ def test_plan_says_what_was_negotiated(workbench: Command) -> None:
 def test_every_technique_can_be_planned_by_name(workbench: Command, id: str) -> None:
     """Alone, or with what the remedy asks for."""
     uses = [x for use in pair_recipe(id) for x in ("-u", use.to_text())]
-    done = workbench("plan", "--model", "tiny", *uses, "--json")
+    model = fitting_model([id])
+    done = workbench("plan", "--model", model, *uses, "--json")
     assert done.status == 0 and {"id": id} in done.json["plan"]["recipe"]
     assert done.json["plan"]["kind"] == catalog.get(id).spec.kind
-    alone = workbench("plan", "--model", "tiny", "-u", id, "--json")
+    alone = workbench("plan", "--model", model, "-u", id, "--json")
     assert alone.status == (2 if len(pair_recipe(id)) > 1 else 0)
     assert bool(alone.json.get("hint")) == (alone.status == 2)
 
