@@ -65,6 +65,7 @@ def new(title: str, *, theme: Theme = "auto", x: str = "", y: str = "", note: st
         raise OptionError(f"theme = {theme!r} is unknown.", hint=f"Choose one of {', '.join(INKS)}.")
     ink = INKS[theme]
     axis = {
+        "title": {"standoff": 15},
         "showgrid": True,
         "showline": True,  # a colour in a template does not imply it
         "gridcolor": ink["grid"],
@@ -97,12 +98,27 @@ def new(title: str, *, theme: Theme = "auto", x: str = "", y: str = "", note: st
             "yaxis": {"title": {"text": y}},
             "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
             "hoverlabel": {"namelength": -1},
-            "template": {"layout": {"xaxis": axis, "yaxis": axis}},  # of every axis, of subplots too
+            "template": {"layout": {"xaxis": axis, "yaxis": axis}, "data": _data()},
         }
     )  # fmt: skip
     if note:
         add_note(figure, note)
     return figure
+
+
+def _data() -> dict[str, Any]:
+    """Defaults of traces: hatches lie over their colour, colour bars have no frame.
+
+    A template of one's own replaces plotly's; without any, plotly puts its own in, with white grids.
+    """
+    hatch = {"fillmode": "overlay", "size": 10, "solidity": 0.2}
+    bare = {"colorbar": {"outlinewidth": 0, "ticks": ""}}
+    return {
+        "bar": [{"marker": {"pattern": hatch}}],
+        "scatter": [{"fillpattern": hatch}],
+        "heatmap": [bare],
+        "contour": [bare],
+    }
 
 
 def add_note(figure: Any, text: str) -> None:

@@ -57,6 +57,7 @@ def test_every_axis_of_every_subplot_looks_alike() -> None:
     figure.set_subplots(rows=1, cols=2)
     for axis in (figure.layout.template.layout.xaxis, figure.layout.template.layout.yaxis):
         assert axis.showline and axis.ticks == "outside" and axis.gridcolor == INKS["dark"]["grid"]
+    assert figure.layout.template.data.bar[0].marker.pattern.fillmode == "overlay"
     assert figure.layout.xaxis2.anchor == "y2" and figure.layout.xaxis.gridcolor is None
 
 
