@@ -12,6 +12,10 @@ from torch.nn import functional as F
 from workbench.models.config import ModelConfig
 from workbench.models.heads import write_head
 from workbench.models.rope import RopeTable
+from workbench.training.heads.capture import capture
+
+FEATURES = {"eagle3": [0, 1, 2], "eagle": [2], "fasteagle": [0, 1, 2]}
+"""Layers that random heads read, of models of two layers."""
 
 
 def layer_tensors(config: ModelConfig, index: int, wide: int, gen: torch.Generator) -> dict[str, Tensor]:
@@ -161,3 +165,48 @@ class Oracle:
         half = c.head_dim // 2
         turned = torch.cat((x[..., half:], x[..., :half]), -1)  # signs are in the table
         return x * cos[:, None] + turned * sin[:, None]
+
+
+def states_of(oracle, engine, ids):
+    """What the head reads at each position: the states of the positions before, of committed tokens."""
+    layers = FEATURES[oracle.kind]
+    (streams,) = capture(engine.executor.decoder, engine.executor.op, [ids], layers)
+    states = oracle.fused(streams)[:-1]  # the newest token's own is not known yet
+    return torch.cat((torch.zeros_like(states[:1]), states))
+
+
+def oracle_chain(oracle, engine, ids, depth):
+    """What the head drafts greedily behind ``ids``, every row computed anew."""
+    states = states_of(oracle, engine, ids)
+    out: list[int] = []
+    for _ in range(depth):
+        n = len(ids) + len(out)
+        behind = oracle.run([*ids, *out], states, [list(range(i + 1)) for i in range(n)], list(range(n)))
+        out.append(int(oracle.logits(behind[-1:]).argmax()))
+        states = torch.cat((states, behind[-1:]))
+    return out
+
+
+def oracle_tree(oracle, engine, ids, depth, width, nodes):
+    """EAGLE-2's tree by brute force: every node's row computed alone behind its whole path."""
+    states = states_of(oracle, engine, ids)
+
+    def behind(path):
+        own = states
+        for j in range(len(path) + 1):
+            n = len(ids) + j
+            out = oracle.run([*ids, *path[:j]], own, [list(range(i + 1)) for i in range(n)], list(range(n)))
+            own = torch.cat((own, out[-1:]))
+        chances = oracle.logits(out[-1:])[0].log_softmax(-1)
+        return [(int(t), float(v)) for v, t in zip(*chances.topk(width), strict=True)]
+
+    made, frontier, expanded = [], [((), 0.0)], 0
+    for level in range(depth):
+        new = []
+        for path, value in frontier:
+            new += [((*path, t), value + v) for t, v in behind(path)]
+        made += new
+        room = nodes - expanded
+        frontier = sorted(new, key=lambda x: -x[1])[: min(width, room)] if level + 1 < depth else []
+        expanded += len(frontier)
+    return {path for path, _ in sorted(made, key=lambda x: -x[1])[:nodes]}

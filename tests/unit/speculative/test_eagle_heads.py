@@ -12,7 +12,6 @@ from workbench.engine.params import SamplingParams
 from workbench.engine.scheduler import Batch
 from workbench.engine.sequence import Request
 from workbench.spec.errors import PlanError
-from workbench.training.heads.capture import capture
 
 PAGE = 4
 TOKENS = 16
@@ -126,29 +125,9 @@ def test_a_seeded_run_says_what_the_plain_run_says(lab, head, prompts, sampling)
         assert rule in {d.rule for d in drafts} <= {rule, "r2"}  # r2: where no sibling was possible
 
 
-def states_of(oracle, engine, ids):
-    """What the head reads at each position: the states of the positions before, of committed tokens."""
-    layers = FEATURES[oracle.kind]
-    (streams,) = capture(engine.executor.decoder, engine.executor.op, [ids], layers)
-    states = oracle.fused(streams)[:-1]  # the newest token's own is not known yet
-    return torch.cat((torch.zeros_like(states[:1]), states))
-
-
-def oracle_chain(oracle, engine, ids, depth):
-    """What the head drafts greedily behind ``ids``, every row computed anew."""
-    states = states_of(oracle, engine, ids)
-    out: list[int] = []
-    for _ in range(depth):
-        n = len(ids) + len(out)
-        behind = oracle.run([*ids, *out], states, [list(range(i + 1)) for i in range(n)], list(range(n)))
-        out.append(int(oracle.logits(behind[-1:]).argmax()))
-        states = torch.cat((states, behind[-1:]))
-    return out
-
-
 @pytest.mark.parametrize("budget", [0, 3, 16])
 @pytest.mark.parametrize("drafter", [CHAIN, CHAIN_1])
-def test_a_chain_is_the_oracles_whatever_the_chunks(lab, head, prompts, drafter, budget):
+def test_a_chain_is_the_oracles_whatever_the_chunks(lab, head, random_heads, prompts, drafter, budget):
     """Position by position: true states of committed tokens, its own of drafted ones."""
     oracle = head("llama", drafter)
     chunks = [f"chunked_prefill:budget={budget}"] if budget else []
@@ -160,37 +139,12 @@ def test_a_chain_is_the_oracles_whatever_the_chunks(lab, head, prompts, drafter,
         known = len(prompt)
         for step in ran.steps:
             for d in step.drafts:
-                assert list(d.tokens) == oracle_chain(oracle, fresh, ids[:known], len(d.tokens))
+                assert list(d.tokens) == random_heads.oracle_chain(oracle, fresh, ids[:known], len(d.tokens))
             known += sum(len(e.tokens) for e in ran.events if e.step == step.step)
 
 
-def oracle_tree(oracle, engine, ids, depth, width, nodes):
-    """EAGLE-2's tree by brute force: every node's row computed alone behind its whole path."""
-    states = states_of(oracle, engine, ids)
-
-    def behind(path):
-        own = states
-        for j in range(len(path) + 1):
-            n = len(ids) + j
-            out = oracle.run([*ids, *path[:j]], own, [list(range(i + 1)) for i in range(n)], list(range(n)))
-            own = torch.cat((own, out[-1:]))
-        chances = oracle.logits(out[-1:])[0].log_softmax(-1)
-        return [(int(t), float(v)) for v, t in zip(*chances.topk(width), strict=True)]
-
-    made, frontier, expanded = [], [((), 0.0)], 0
-    for level in range(depth):
-        new = []
-        for path, value in frontier:
-            new += [((*path, t), value + v) for t, v in behind(path)]
-        made += new
-        room = nodes - expanded
-        frontier = sorted(new, key=lambda x: -x[1])[: min(width, room)] if level + 1 < depth else []
-        expanded += len(frontier)
-    return {path for path, _ in sorted(made, key=lambda x: -x[1])[:nodes]}
-
-
 @pytest.mark.parametrize("drafter", [TREE, DYNAMIC])
-def test_a_tree_is_the_one_that_brute_force_grows(lab, head, prompts, drafter):
+def test_a_tree_is_the_one_that_brute_force_grows(lab, head, random_heads, prompts, drafter):
     oracle = head("llama", drafter)
     engine = lab.make_engine("paged", drafter, page_size=PAGE)
     fresh = lab.make_engine("paged", page_size=PAGE)
@@ -204,7 +158,7 @@ def test_a_tree_is_the_one_that_brute_force_grows(lab, head, prompts, drafter):
             paths: list[tuple[int, ...]] = []
             for token, parent in zip(d.tokens, d.parents, strict=True):
                 paths.append((*(paths[parent] if parent >= 0 else ()), token))
-            assert set(paths) == oracle_tree(oracle, fresh, ids[:known], 3, 4, 14)
+            assert set(paths) == random_heads.oracle_tree(oracle, fresh, ids[:known], 3, 4, 14)
             seen += 1
         known += sum(len(e.tokens) for e in ran.events if e.step == step.step)
     assert seen > 3
@@ -348,7 +302,7 @@ def test_the_static_tree_is_eagles(lab, head, prompts):
 
 
 @pytest.mark.parametrize("drafter", [FAST, LEAVES])
-def test_a_cascade_drafts_all_positions_in_one_pass(lab, head, prompts, drafter):
+def test_a_cascade_drafts_all_positions_in_one_pass(lab, head, random_heads, prompts, drafter):
     """Its laws are the oracle's and do not depend on what it drafts; side leaves hang on the backbone."""
     oracle = head("llama", drafter)
     engine = lab.make_engine("paged", drafter, page_size=PAGE)
@@ -359,7 +313,7 @@ def test_a_cascade_drafts_all_positions_in_one_pass(lab, head, prompts, drafter)
         ids, known = [*prompt, *ran.ids("r0")], len(prompt)
         for step in ran.steps:
             for d in step.drafts:
-                laws = oracle.cascade(ids[:known], states_of(oracle, fresh, ids[:known]))
+                laws = oracle.cascade(ids[:known], random_heads.states_of(oracle, fresh, ids[:known]))
                 best = [law.topk(width).indices.tolist() for law in laws]
                 wanted = [t for level in best for t in level]
                 assert list(d.tokens) == wanted[: len(d.tokens)]
