@@ -49,13 +49,6 @@ def choose_theme(page: Any, name: str) -> None:
     page.wait_for_selector(f'body[data-jp-theme-light="{light}"]', state="attached", timeout=30_000)
 
 
-def own_errors(page: Any) -> list[str]:
-    """Console errors of the panel; JupyterLab's own failed look-ups are not its business, nor that its widget
-    manager, on a busy machine, asks for a model before it has arrived: the view is drawn when it does."""
-    others = ("Failed to load resource", "widget model not found")
-    return [e for e in page.errors if not any(other in e for other in others)]
-
-
 def test_a_run_streams_and_a_switch_is_acknowledged(panel_page: Any, shots: Path) -> None:
     page = panel_page
     assert page.get_by_text("Nothing has been run yet").is_visible()
@@ -78,7 +71,7 @@ def test_a_run_streams_and_a_switch_is_acknowledged(panel_page: Any, shots: Path
     assert page.locator(".iwb-compare").get_by_role("rowheader", name="KV in use").is_visible()
     page.screenshot(path=shots / "light.png")
     print(f"acknowledged in {acknowledged * 1e3:.0f} ms")
-    assert own_errors(page) == []
+    assert page.errors == []
 
 
 def test_dark_and_narrow(panel_page: Any, shots: Path) -> None:
@@ -94,7 +87,7 @@ def test_dark_and_narrow(panel_page: Any, shots: Path) -> None:
     controls, live = page.locator(".iwb-controls").bounding_box(), page.locator(".iwb-live").bounding_box()
     assert live["y"] >= controls["y"] + controls["height"]  # stacked
     assert page.evaluate("(e => e.scrollWidth <= e.clientWidth + 1)(document.querySelector('.iwb-root'))")
-    assert own_errors(page) == []
+    assert page.errors == []
 
 
 def test_stop_and_keyboard(open_notebook: Callable[..., Any]) -> None:
@@ -121,7 +114,7 @@ def test_stop_and_keyboard(open_notebook: Callable[..., Any]) -> None:
     page.keyboard.press("ArrowRight")
     assert page.get_by_role("tab", name="Code").get_attribute("aria-selected") == "true"
     assert page.get_by_text("workbench run").is_visible()
-    assert own_errors(page) == []
+    assert page.errors == []
 
 
 def test_menus_measure_and_pages(panel_page: Any, shots: Path) -> None:
@@ -147,7 +140,7 @@ def test_menus_measure_and_pages(panel_page: Any, shots: Path) -> None:
     page.screenshot(path=shots / "narrow-menus.png")
     assert page.evaluate("(e => e.scrollWidth <= e.clientWidth + 1)(document.querySelector('.iwb-root'))")
     assert page.get_by_label("number format").input_value() == "float32"
-    assert own_errors(page) == []
+    assert page.errors == []
 
 
 def test_narrow_in_light_with_runs_that_are_not_compared(panel_page: Any, shots: Path) -> None:
@@ -168,4 +161,4 @@ def test_narrow_in_light_with_runs_that_are_not_compared(panel_page: Any, shots:
     controls, live = page.locator(".iwb-controls").bounding_box(), page.locator(".iwb-live").bounding_box()
     assert live["y"] >= controls["y"] + controls["height"]  # stacked
     assert page.evaluate("(e => e.scrollWidth <= e.clientWidth + 1)(document.querySelector('.iwb-root'))")
-    assert own_errors(page) == []
+    assert page.errors == []
