@@ -23,6 +23,7 @@ from workbench.core.build_weights import build_weights
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
+from workbench.engine.scheduler import Batch
 from workbench.engine.seams import LogitsMask
 from workbench.engine.sequence import Request
 from workbench.models.config import ModelConfig
@@ -257,6 +258,25 @@ def record_logits(engine: Engine, sink: list[tuple[int, int, torch.Tensor]]) -> 
 
     engine.executor.prepare = spy_prepare  # type: ignore[method-assign]
     engine.executor.forward = spy_forward  # type: ignore[method-assign]
+
+
+def preempt_at(engine: Engine, when: Callable[[int], bool]) -> None:
+    """From now on the newest running sequence is preempted ahead of each step ``when`` says, by steps done.
+
+    ``engine.forced`` counts how often.
+    """
+    step = engine.step
+    engine.forced = 0  # type: ignore[attr-defined]
+
+    def stepping() -> Any:
+        if engine.scheduler.running and when(engine.steps):
+            victim = engine.scheduler.running[-1]
+            engine.scheduler.preempt(victim, Batch())
+            engine.drafting.forget(victim)
+            engine.forced += 1  # type: ignore[attr-defined]
+        return step()
+
+    engine.step = stepping  # type: ignore[method-assign]
 
 
 def prompts_of(n: int, seed: int = 0, low: int = 3, high: int = 70) -> list[list[int]]:

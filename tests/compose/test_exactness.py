@@ -22,7 +22,6 @@ from workbench.core.build_kv import build_kv
 from workbench.core.build_weights import build_weights
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.engine.params import SamplingParams
-from workbench.engine.scheduler import Batch
 from workbench.models.decoder import Decoder
 from workbench.models.registry import open_source
 from workbench.spec.errors import ModelNotFound
@@ -198,21 +197,9 @@ def make(lab: ModuleType, case: Case, prompts: list[list[int]]) -> Any:
 Outputs = list[list[tuple[int, int]]]
 
 
-def preempt_now_and_then(engine: Any) -> None:
+def preempt_now_and_then(lab: ModuleType, engine: Any) -> None:
     """The youngest sequence loses its pages before steps 2, 4, 8, 16 … whatever the pool says."""
-    step = engine.step
-    engine.forced = 0
-
-    def stepping() -> Any:
-        running = engine.scheduler.running
-        if running and engine.steps and (engine.steps + 1).bit_count() == 1:
-            victim = running[-1]
-            engine.scheduler.preempt(victim, Batch())
-            engine.drafting.forget(victim)
-            engine.forced += 1
-        return step()
-
-    engine.step = stepping
+    lab.preempt_at(engine, lambda steps: steps > 0 and (steps + 1).bit_count() == 1)
 
 
 def run(
@@ -268,7 +255,7 @@ def check(lab: ModuleType, scripted: ModuleType, case: Case, prompts: list[list[
             engine, scripted.Replay(texts, 6, right=right, trees=case.draft == "tree", vocab=vocab)
         )
     if case.reuse == "preempted":
-        preempt_now_and_then(engine)
+        preempt_now_and_then(lab, engine)
     got, ran = run(lab, engine, case, prompts, seeds)
     assert case.reuse != "preempted" or engine.forced >= 2
     if case.reuse in ("warm", "radix", "evicted"):

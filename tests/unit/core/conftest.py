@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from workbench.core import kvtc_calibration
 from workbench.core.session import Session
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
@@ -70,3 +71,12 @@ def until_running() -> Callable[[Any], None]:
         assert job.text
 
     return wait
+
+
+@pytest.fixture(scope="module")
+def short_calibrations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One cache folder for the module, with short calibration sequences."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(kvtc_calibration, "LENGTH", 64)
+        yield

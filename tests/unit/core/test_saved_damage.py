@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench.core import kvtc_calibration, saved_cache
+from workbench.core import saved_cache
 from workbench.core.saved_file import KIND, VERSION
 from workbench.core.session import Session
 from workbench.engine.params import SamplingParams
@@ -30,19 +30,10 @@ from workbench.spec.errors import (
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("short_calibrations")
 IDS = [4 + (7 * i) % 50 for i in range(75)]
 PAGED = ("paged:page_size=16", "prefix_cache")
 LOSSY = ("kvtc:k_ratio=4,v_ratio=4,window=16", "cachegen:level=64/64/64")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _calibrations(tmp_path_factory):
-    """One cache folder for the module, with short calibration sequences."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-    patch.setattr(kvtc_calibration, "LENGTH", 64)
-    yield
-    patch.undo()
 
 
 def answer(session: Session, ids=IDS, salt: str = "", tokens: int = 6):

@@ -9,7 +9,6 @@ import torch
 
 import workbench.speculative.draft_model as draft_model
 from workbench.engine.params import SamplingParams
-from workbench.engine.scheduler import Batch
 from workbench.engine.sequence import Request
 from workbench.spec.errors import PlanError
 
@@ -138,16 +137,7 @@ def test_samples_and_preemption(lab):
     prompts = lab.prompts_of(3, seed=5, low=10, high=30)
     plain, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts)
     engine = lab.make_engine("paged", CUT, page_size=PAGE)
-    step = engine.step
-
-    def stepping():
-        if engine.steps in (3, 6, 7) and engine.scheduler.running:
-            victim = engine.scheduler.running[-1]
-            engine.scheduler.preempt(victim, Batch())
-            engine.drafting.forget(victim)
-        return step()
-
-    engine.step = stepping
+    lab.preempt_at(engine, {3, 6, 7}.__contains__)
     found, _ = generate(lab, engine, prompts)
     assert found == plain
     several, drafts = generate(lab, engine, prompts[:1], n=3, temperature=1.0, seed=3)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from workbench.engine.params import SamplingParams
-from workbench.engine.scheduler import Batch
 from workbench.engine.sequence import Request
 from workbench.spec.errors import PlanError
 
@@ -220,15 +219,7 @@ def test_samples_preemption_and_odd_room(lab, head, prompts):
     for drafter in (*CHAINS, *TREES):
         engine = lab.make_engine("paged", drafter, page_size=PAGE)
         step = engine.step
-
-        def stepping(engine=engine, step=step):
-            if engine.steps in (3, 6, 7) and engine.scheduler.running:
-                victim = engine.scheduler.running[-1]
-                engine.scheduler.preempt(victim, Batch())
-                engine.drafting.forget(victim)
-            return step()
-
-        engine.step = stepping
+        lab.preempt_at(engine, {3, 6, 7}.__contains__)
         assert generate(lab, engine, prompts)[0] == plain
         engine.step = step
         sampled = {"n": 3, "temperature": 1.0, "seed": 3}

@@ -11,7 +11,6 @@ import torch
 import workbench.speculative.layerskip as layerskip
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
-from workbench.engine.scheduler import Batch
 from workbench.engine.sequence import Request
 from workbench.spec.errors import OptionError, PlanError
 
@@ -153,16 +152,7 @@ def test_samples_and_preemption(lab):
     prompts = lab.prompts_of(3, seed=5, low=10, high=30)
     plain, _ = outcome(lab, lab.make_engine("paged", page_size=PAGE), prompts)
     engine = lab.make_engine("paged", SKIP, page_size=PAGE)
-    step = engine.step
-
-    def stepping():
-        if engine.steps in (3, 6, 7) and engine.scheduler.running:
-            victim = engine.scheduler.running[-1]
-            engine.scheduler.preempt(victim, Batch())
-            engine.drafting.forget(victim)
-        return step()
-
-    engine.step = stepping
+    lab.preempt_at(engine, {3, 6, 7}.__contains__)
     found, _ = outcome(lab, engine, prompts)
     assert found == plain
     ran = lab.run_engine(engine, prompts[:1], n=3, temperature=1.0, seed=3, max_tokens=9)

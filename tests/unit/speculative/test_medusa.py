@@ -11,7 +11,6 @@ import torch
 from workbench.engine.draft_seams import DraftContext, FeatureDrafter
 from workbench.engine.draft_target import TargetDrafter
 from workbench.engine.params import SamplingParams
-from workbench.engine.scheduler import Batch
 from workbench.engine.sequence import Request
 from workbench.models.heads import find_head, read_head, write_head
 from workbench.spec.errors import HeadMismatch, MissingHead, OptionError, PlanError
@@ -199,16 +198,7 @@ def test_samples_and_preemption(lab, heads, prompts):
     heads("llama")
     plain, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts)
     engine = lab.make_engine("paged", "medusa:nodes=12", page_size=PAGE)
-    step = engine.step
-
-    def stepping():
-        if engine.steps in (3, 6, 7) and engine.scheduler.running:
-            victim = engine.scheduler.running[-1]
-            engine.scheduler.preempt(victim, Batch())
-            engine.drafting.forget(victim)
-        return step()
-
-    engine.step = stepping
+    lab.preempt_at(engine, {3, 6, 7}.__contains__)
     found, _ = generate(lab, engine, prompts)
     assert found == plain
     sampled = {"n": 3, "temperature": 1.0, "seed": 3}
