@@ -58,6 +58,15 @@ def train(
     questions: Annotated[
         int, typer.Option(min=2, max=4096, help="Questions made at once.", rich_help_panel=_DATA)
     ] = 48,
+    opened: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of questions whose first words are given, so that sums, summaries, passages … come up.",
+            rich_help_panel=_DATA,
+        ),
+    ] = 0.0,
     steps: Annotated[
         int, typer.Option(min=1, help="Steps of the optimizer.", rich_help_panel=_TRAINING)
     ] = 600,
@@ -110,6 +119,7 @@ def train(
     o.set_threads(threads)
     if background:
         _step_aside()
+    from workbench.training.heads.conversations import Making
     from workbench.training.heads.eagle import EagleShape
     from workbench.training.heads.medusa import Shape
     from workbench.training.heads.optimise import Schedule
@@ -124,7 +134,7 @@ def train(
 
         torch.set_num_threads(threads)
     with Meter(f"training {head.value}") as meter, interruptible() as cancel:
-        data = DataSettings(tokens=tokens, questions=questions)
+        data = DataSettings(tokens=tokens, questions=questions, making=Making(opened=opened))
         rate = lr if lr is not None else MEDUSA_RATE if head is HeadName.medusa else EAGLE_RATE
         schedule = Schedule(steps=steps, batch=batch, lr=rate, seed=seed)
         opened = open_target(target, dtype=dtype.value, cancel=cancel.is_set)

@@ -2,8 +2,8 @@
 
 Xu et al., *Magpie* (arXiv 2406.08464): given its chat template up to where a user would begin, an instruction
 model writes a plausible question. Each is answered greedily and once more at a moderate temperature, so that
-a head sees what it will draft for. Every conversation is a pure function of the model, the settings and its
-number.
+a head sees what it will draft for; questions with a prescribed opening, which can be long, are answered once.
+Every conversation is a pure function of the model, the settings and its number.
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
 from workbench.models.progress import Cancel, check_cancel
 from workbench.models.tokenizer import Tokenizer
+from workbench.spec.errors import OptionError
 from workbench.training.errors import TrainingError
 from workbench.training.heads.loops import cut_loops
+from workbench.training.heads.openings import LONGEST, opening_of
 
 _MARK = "\x1bcontent\x1b"
 SHORTEST_ANSWER = 8
 """Shorter answers hold next to nothing for a head that looks several tokens ahead."""
+
+FREE: dict[str, float] = {"temperature": 1.0}
+STEADY: dict[str, float] = {"temperature": 0.8, "top_p": 0.9}
+"""How users' turns are drawn: freely, or where an opening sees to variety, so that a long text stays one."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +46,25 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Making:
-    """How conversations are made; lengths in tokens. ``salt`` is mixed into every seed."""
+    """How conversations are made; lengths in tokens. ``salt`` is mixed into every seed.
+
+    ``opened``: share of the questions that begin in a prescribed way.
+    """
 
     question: int = 48
     answer: int = 128
     temperature: float = 0.7
     salt: int = 0
+    opened: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.opened <= 1.0:
+            raise OptionError(f"opened = {self.opened!r} is no share.", hint="Choose a number from 0 to 1.")
+
+    @property
+    def longest_question(self) -> int:
+        """Tokens of a question at most, with room for what its text becomes when it is encoded again."""
+        return max(64 + 2 * self.question, LONGEST if self.opened else 0)
 
 
 def opening(tokenizer: Tokenizer) -> list[int]:
@@ -76,18 +95,15 @@ def converse(
 
     ``cancel`` is asked at every step of the engine; raises ``Cancelled``.
     """
-    begin = opening(tokenizer)
     seeds = [(making.salt << 32) + first + i for i in range(count)]
-    asked = [SamplingParams(temperature=1.0, max_tokens=making.question, seed=s) for s in seeds]
-    questions = continuations(engine, [begin] * count, asked, cancel)
     prompts: list[list[int]] = []
     settings: list[SamplingParams] = []
-    for seed, ids in zip(seeds, questions, strict=True):
-        text = tokenizer.decode(ids[: cut_loops(ids)]).split("\nAssistant:")[0].strip()
+    for seed, (text, opened) in zip(seeds, _questions(engine, tokenizer, seeds, making, cancel), strict=True):
         if not text:
             continue
         prompt = list(tokenizer.chat([{"role": "user", "content": text}]).ids)
-        for temperature in (0.0, making.temperature):
+        temperatures = (0.0, making.temperature)
+        for temperature in (temperatures[seed % 2],) if opened else temperatures:
             prompts.append(prompt)
             settings.append(SamplingParams(temperature=temperature, max_tokens=making.answer, seed=seed))
     answers = continuations(engine, prompts, settings, cancel)
@@ -96,6 +112,48 @@ def converse(
         kept = said[: cut_loops(said)]
         if len(kept) >= SHORTEST_ANSWER:
             out.append(Conversation((*prompt, *kept), len(prompt), params.greedy))
+    return out
+
+
+def _questions(
+    engine: Engine, tokenizer: Tokenizer, seeds: Sequence[int], making: Making, cancel: Cancel | None
+) -> list[tuple[str, bool]]:
+    """The text of each question, perhaps empty, and whether its opening was prescribed."""
+    begin = opening(tokenizer)
+    openings = [opening_of(seed, making.opened) for seed in seeds]
+    given = ["" if o is None else o.text for o in openings]
+    lengths = [making.question if o is None else o.tokens for o in openings]
+    written = _written(engine, tokenizer, begin, given, lengths, seeds, cancel)
+    asked = [i for i, o in enumerate(openings) if o is not None and o.closing]
+    if asked:
+        ends = [openings[i] for i in asked]
+        closing = [written[i] + e.closing for i, e in zip(asked, ends, strict=True) if e is not None]
+        room = [e.closing_tokens for e in ends if e is not None]
+        closed = _written(engine, tokenizer, begin, closing, room, [seeds[i] for i in asked], cancel)
+        for i, text in zip(asked, closed, strict=True):
+            written[i] = text
+    return [(text, o is not None) for text, o in zip(written, openings, strict=True)]
+
+
+def _written(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    begin: list[int],
+    given: Sequence[str],
+    lengths: Sequence[int],
+    seeds: Sequence[int],
+    cancel: Cancel | None,
+) -> list[str]:
+    """Users' turns that begin as ``given``, with what the model adds up to its first loop."""
+    asked = [
+        SamplingParams(max_tokens=n, seed=s, **(STEADY if text else FREE))
+        for text, n, s in zip(given, lengths, seeds, strict=True)
+    ]
+    prompts = [[*begin, *tokenizer.encode(text, add_special=False)] for text in given]
+    out = []
+    for text, ids in zip(given, continuations(engine, prompts, asked, cancel), strict=True):
+        added = tokenizer.decode(ids[: cut_loops(ids)]).split("\nAssistant:")[0]
+        out.append((text + added).strip())
     return out
 
 

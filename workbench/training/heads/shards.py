@@ -147,10 +147,10 @@ class Shards:
         settings, making = self.settings, self.settings.making
         count = settings.questions
         begin = len(opening(self.target.tokenizer))
-        longest = min(
-            begin + 64 + 2 * making.question + making.answer, self.target.source.config.max_position
-        )
-        pool = 2 * count * -(-longest // 64) * 64  # what does not fit at once waits
+        longest = min(begin + making.longest_question + making.answer, self.target.source.config.max_position)
+        usual = begin + 64 + 2 * making.question + making.answer
+        pool = 2 * count * -(-min(usual, longest) // 64) * 64  # what does not fit at once waits
+        pool = max(pool, -(-longest // 64) * 64)
         limits = EngineLimits(kv_pool_tokens=pool, max_sequences=2 * count, max_context=longest)
         with self.target.engine(limits=limits) as engine:
             made = converse(engine, self.target.tokenizer, number * count, count, making, cancel)
