@@ -63,7 +63,7 @@ def train(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Share of questions whose first words are given, so that sums, summaries, passages … come up.",
+            help="Share of questions whose first words are given: sums, summaries, passages …",
             rich_help_panel=_DATA,
         ),
     ] = 0.0,
