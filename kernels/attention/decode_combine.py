@@ -11,6 +11,8 @@ FLOPs 2 R N D; bytes R N (4 D + 4) read and R (D * itemsize + 4) written, for R 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -33,10 +35,11 @@ _AT_ONCE = 8
 def reference(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs [..., N, D] and log-sum-exps [..., N] (natural) merged: float64 [..., D] and [...]."""
     lses = lses.double()
-    weight = (lses - lses.amax(-1, keepdim=True)).exp().nan_to_num(0.0)
+    peak = lses.amax(-1, keepdim=True)
+    weight = (lses - peak.masked_fill(peak == -math.inf, 0.0)).exp()  # one that is NaN makes its row NaN
     total = weight.sum(-1, keepdim=True)
-    weight = torch.where(total > 0, weight / total, torch.zeros_like(weight))[..., None]
-    parts = torch.where(weight > 0, outs.double(), torch.zeros_like(weight))
+    weight = (weight / total.masked_fill(total == 0, 1.0))[..., None]
+    parts = outs.double().masked_fill(weight == 0, 0.0)
     return (weight * parts).sum(-2), lses.logsumexp(-1)
 
 
@@ -49,8 +52,8 @@ def decode_combine_kernel(
     part, column = tl.arange(0, NP), tl.arange(0, HD)
     each = tl.load(lses + row * N + part, mask=part < N, other=-float("inf"))
     peak = tl.max(each, 0)
-    seen = peak > -float("inf")
-    base = tl.where(seen, peak, 0.0)
+    blank = tl.min((each == -float("inf")).to(tl.int32), 0) == 1  # not the peak: a NaN is to be passed on
+    base = tl.where(blank, 0.0, peak)
     total = tl.sum(tl.exp2((each - base) * LOG2E), 0)
     acc = tl.zeros([HD], tl.float32)
     for first in tl.range(0, N, AT_ONCE):
@@ -60,10 +63,10 @@ def decode_combine_kernel(
         at = outs + (row * N + i)[:, None] * D + column[None, :]
         o = tl.load(at, mask=(weight > 0.0)[:, None] & (column < D)[None, :], other=0.0)
         acc += tl.sum(o.to(tl.float32) * weight[:, None], 0)
-    total = tl.where(seen, total, 1.0)
+    total = tl.where(blank, 1.0, total)
     acc = acc / total
     tl.store(out + row * D + column, acc.to(out.dtype.element_ty), mask=column < D)
-    tl.store(lse + row, tl.where(seen, base + tl.log2(total) * LN2, -float("inf")))
+    tl.store(lse + row, tl.where(blank, -float("inf"), base + tl.log2(total) * LN2))
 
 
 def decode_combine(outs: Tensor, lses: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,18 @@ def test_att_03_empty_parts_weigh_nothing_and_empty_rows_are_zero(
     assert bool(out.isfinite().all())
 
 
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_part_that_is_no_number_is_passed_on(generator: torch.Generator, device: str, place: int) -> None:
+    outs = torch.randn(3, 4, 64, generator=generator)
+    lses = torch.randn(3, 4, generator=generator)
+    lses[1, place] = torch.nan
+    lses[2] = torch.nan
+    exact, total = reference(outs, lses)
+    out, lse = decode_combine(outs.to(device), lses.to(device))
+    for found in (exact, out.cpu(), total, lse.cpu()):
+        assert bool(found[0].isfinite().all()) and bool(found[1:].isnan().all())
+
+
 def test_a_shared_prefix_is_attended_once(generator: torch.Generator, device: str) -> None:
     """Three sequences share 40 tokens: one pass over the prefix for all their queries, then own suffixes."""
     batch, heads, kv_heads, dim, page, prefix = 3, 4, 2, 64, 16, 48
