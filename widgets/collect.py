@@ -17,7 +17,7 @@ from workbench.widgets.spec_views.badge import kind_of
 from workbench.widgets.spec_views.panel_drafts import DraftsTab
 
 MAX_TOKENS = 4000  # tokens kept on screen
-PAGES_S = 0.1  # seconds between two pictures of the pages
+PAGES_S = 0.1  # seconds between two pictures of the pages, at most
 STRIP = 120  # steps in the strip
 MAX_CHANGES = 400  # of what happened to pages
 
@@ -59,11 +59,14 @@ class LiveRun:
     def look_at_pages(self, event: StepEvent, snapshot: Callable[[], Any]) -> None:
         """Keep who holds which page, as often as a screen shows it, and what happened between two looks.
 
+        Of a short run, which is over before a screen shows it twice, it is the more often: what stays on
+        screen when it has ended is never older than a tenth of it.
         Sequences that begin, fork or end are looked at whenever they do, and in the step after: a copy before
         the first write would be over before the next picture.
         """
         begun, self._running = event.running != self._running, event.running
-        if not (begun or self._again) and event.time - self._looked < PAGES_S:
+        pause = min(PAGES_S, (event.time - self.submitted) / 10)
+        if not (begun or self._again) and event.time - self._looked < pause:
             return
         self._again = begun
         found = snapshot()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from workbench.core.session import Session
 from workbench.engine.snapshot import GroupPages, PageSnapshot, SequencePages
 from workbench.spec.errors import RecordError
+from workbench.spec.events import StepEvent
 from workbench.spec.recipe import Recipe
 from workbench.widgets import Panel
+from workbench.widgets.collect import LiveRun
 from workbench.widgets.kv_views.page_changes import Change
 from workbench.widgets.views import pages
 
@@ -97,6 +100,24 @@ def test_of_a_real_engine_the_books_balance(tiny: Any, recipe: Recipe, samples: 
     assert 0 not in group.refs
     assert tiny.pages() is None  # not on the worker's thread
     panel.close()
+
+
+def _looked(looks: list[int], step: int, group: GroupPages) -> PageSnapshot:
+    looks.append(step)
+    return PageSnapshot(step, (group,))
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.4, 3.0])
+def test_what_stays_on_screen_is_no_older_than_a_tenth_of_the_run(seconds: float) -> None:
+    steps = 500
+    live = LiveRun("", "", 0.0, steps, "exact", str)
+    group = GroupPages(16, 4, (SequencePages("r", 0, 16, (1,)),), {1: 1}, (), ())
+    looks: list[int] = []
+    for i in range(1, steps + 1):
+        event = StepEvent(i, seconds * i / steps, 1, 0, 1, 0, 1, 0, {}, 1, 0, 3, {})
+        live.look_at_pages(event, partial(_looked, looks, i, group))
+    assert live.pages.step >= 0.9 * steps - 1
+    assert len(looks) <= max(60, seconds * 12 + 60)
 
 
 def test_the_panel_sees_samples_fork_and_copy_although_both_are_over_at_once(tiny: Any) -> None:
