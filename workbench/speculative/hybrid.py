@@ -2,8 +2,9 @@
 
 Oliaro et al., *SuffixDecoding* (arXiv 2411.04975): each step takes the suffix draft when its score, the
 number of tokens that it is expected to have accepted, reaches what the other drafter gets; else that one
-drafts. What a head gets is a moving average of what was accepted of its drafts. A copied draft costs no pass
-of the head, whose layers catch up with what was committed when they are asked again.
+drafts. What a head gets is a moving average of what was accepted of its drafts; the score, made of counts, is
+held against what came of earlier copies in the same way. A copied draft costs no pass of the head, whose
+layers catch up with what was committed when they are asked again: the choice weighs tokens per time.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from workbench.models.decoder import Decoder
 from workbench.models.weightset import Pack
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative import eagle, eagle3, fasteagle, medusa, suffix
+from workbench.speculative.head_options import least_confidence
 
 HEADS: dict[str, ModuleType] = {m.SPEC.id: m for m in (eagle3, fasteagle, eagle, medusa)}
 AVERAGE = 0.05
-"""Weight of the newest draft in the moving average."""
+"""Weight of the newest draft in the moving averages."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,13 @@ class Config:
         low=0.0,
         high=16.0,
         step=0.1,
-        help="Copy when that is expected to give so many times what the head gives; 0: whenever it can.",
+        help="Copy when that is expected to give so many times the tokens per time; 0: whenever it can.",
     )
+    cost: float = option(
+        0.1, low=0.0, high=4.0, step=0.01, unit="target steps", help="What a draft of the head takes."
+    )
+    depth: int = option(0, low=0, high=16, unit="tokens", help="Tokens the head drafts ahead; 0: its own.")
+    confidence: float = least_confidence()
 
 
 SPEC = TechniqueSpec(
@@ -74,14 +81,15 @@ class Hybrid:
 
     name = "hybrid"
 
-    def __init__(self, copying: suffix.SuffixDrafter, head: Any, lead: float) -> None:
-        self.copying, self.head, self.lead = copying, head, lead
+    def __init__(self, copying: suffix.SuffixDrafter, head: Any, lead: float, cost: float = 0.0) -> None:
+        self.copying, self.head, self.lead, self.cost = copying, head, lead, cost
         self.features: tuple[int, ...] = head.features
         self.kv_layers: int = getattr(head, "kv_layers", 0)
         self.bits: int = getattr(head, "bits", 16)
         self.max_draft = max(copying.max_draft, head.max_draft)
         self.expected = 1.0  # tokens accepted of a draft of the head, moving average
-        self._asked: set[int] = set()  # sequences whose last draft was the head's
+        self.came = self.scored = 1.0  # tokens accepted of copies, and their scores, moving averages
+        self._asked: dict[int, float | None] = {}  # by sequence: score of its last draft, None: the head's
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
@@ -114,26 +122,40 @@ class Hybrid:
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
         """Copies where they promise as much as the head gives, its drafts for the rest, all in one call."""
         out = self.copying.propose(contexts)
-        rest = [i for i, tree in enumerate(out) if _score(tree) < self.lead * self.expected]
-        self._asked -= {c.seq for c in contexts}
+        scores = [_score(tree) for tree in out]
+        rest = [i for i, tree in enumerate(out) if tree is None or not self._copied(scores[i])]
+        for context, tree, score in zip(contexts, out, scores, strict=True):
+            self._asked.pop(context.seq, None)
+            if tree is not None:
+                self._asked[context.seq] = score
         if rest:
             for i, tree in zip(rest, self.head.propose([contexts[i] for i in rest]), strict=True):
                 if tree is not None or out[i] is None:
                     out[i] = tree
-                    self._asked.add(contexts[i].seq)
+                    self._asked[contexts[i].seq] = None
         return out
 
+    def _copied(self, score: float) -> bool:
+        """Whether a copy of this score is expected to give more tokens per time than the head."""
+        copied = (1 + score * self.came / self.scored) * (1 + self.cost)
+        return copied >= self.lead * (1 + self.expected)
+
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
-        """What came of a draft of the head counts for the next choice."""
+        """What came of a draft counts for the next choice."""
         for drafter in self.drafters:
             drafter.commit(seq, tokens)
-        if seq in self._asked:
-            self._asked.discard(seq)
-            self.expected += AVERAGE * (len(tokens) - 1 - self.expected)
+        if seq not in self._asked:
+            return
+        score, came = self._asked.pop(seq), len(tokens) - 1
+        if score is None:
+            self.expected += AVERAGE * (came - self.expected)
+        else:
+            self.came += AVERAGE * (came - self.came)
+            self.scored += AVERAGE * (score - self.scored)
 
     def forget(self, seq: int) -> None:
         """The sequence ended, for both."""
-        self._asked.discard(seq)
+        self._asked.pop(seq, None)
         for drafter in self.drafters:
             drafter.forget(seq)
 
@@ -145,7 +167,7 @@ class Hybrid:
 def _score(tree: DraftTree | None) -> float:
     """Tokens expected to be accepted of a draft: the sum of what it gives the path of each node."""
     if tree is None:
-        return -1.0
+        return 0.0
     paths: list[float] = []
     for chance, parent in zip(tree.confidence, tree.parents, strict=True):
         paths.append(chance * (paths[parent] if parent >= 0 else 1.0))
@@ -156,6 +178,8 @@ def bind(config: Config, context: Any) -> Hybrid:
     """Both drafters; raises :class:`MissingHead` or :class:`HeadMismatch` as the head alone would."""
     module = HEADS[config.head]
     chosen = module.Config()
-    if hasattr(chosen, "bits"):
-        chosen = replace(chosen, bits=config.bits)
-    return Hybrid(suffix.bind(suffix.Config()), module.bind(chosen, context), config.lead)
+    asked = {"bits": config.bits, "confidence": config.confidence}
+    if config.depth:
+        asked["depth"] = config.depth
+    chosen = replace(chosen, **{n: v for n, v in asked.items() if hasattr(chosen, n)})
+    return Hybrid(suffix.bind(suffix.Config()), module.bind(chosen, context), config.lead, config.cost)

@@ -99,7 +99,7 @@ class Fixed:
 def test_what_is_expected_to_give_more_drafts():
     copied = DraftTree((1, 2, 3), (-1, 0, 1), "suffix", confidence=(0.5, 1.0, 1.0))
     own = DraftTree((7,), (-1,), "head")
-    assert _score(copied) == pytest.approx(1.5) and _score(None) < 0
+    assert _score(copied) == pytest.approx(1.5) and _score(None) == 0
     both = Hybrid(Fixed(copied), Fixed(own), lead=1.0)
     ask = [DraftContext(3, [1, 2], 8, True)]
     assert both.propose(ask) == [copied]
@@ -110,7 +110,7 @@ def test_what_is_expected_to_give_more_drafts():
         both.commit(3, [9])
     assert both.expected < 1.5 and both.propose(ask) == [copied]
     expected = both.expected
-    both.commit(3, [9])  # what was copied says nothing of the head
+    both.commit(3, [9, 9, 9])  # what was copied says nothing of the head
     assert both.expected == expected
     both.begin(4, [1])
     both.forget(4)
@@ -118,6 +118,36 @@ def test_what_is_expected_to_give_more_drafts():
     assert both.nbytes() == 10
     quiet = Hybrid(Fixed(copied), Fixed(None), lead=9.0)
     assert quiet.propose(ask) == [copied]  # a head that has nothing to say does not stop a copy
+
+
+def test_copies_are_held_against_what_came_of_them():
+    copied = DraftTree((1, 2, 3), (-1, 0, 1), "suffix", confidence=(0.5, 1.0, 1.0))
+    own = DraftTree((7,), (-1,), "head")
+    ask = [DraftContext(3, [1, 2], 8, True)]
+    both = Hybrid(Fixed(copied), Fixed(own), lead=1.0)
+    both.expected = 0.6
+    for _ in range(400):
+        if both.propose(ask) == [own]:
+            break
+        both.commit(3, [9])  # counts promise 1.5 tokens, none comes
+    assert both.propose(ask) == [own] and both.came / both.scored < 0.4
+    assert both.expected == 0.6
+
+
+def test_a_copy_costs_no_pass_of_the_head():
+    copied = DraftTree((1, 2), (-1, 0), "suffix", confidence=(0.25, 1.0))
+    own = DraftTree((7,), (-1,), "head")
+    ask = [DraftContext(3, [1, 2], 8, True)]
+    for cost, best in ((0.0, own), (0.1, own), (0.2, copied)):
+        both = Hybrid(Fixed(copied), Fixed(own), lead=1.0, cost=cost)
+        both.expected = 0.7  # (1 + 0.5) (1 + cost) against 1.7
+        assert both.propose(ask) == [best]
+
+
+def test_options_reach_the_head(lab):
+    engine = lab.make_engine("paged", "hybrid:depth=2,confidence=0.2", page_size=PAGE)
+    drafts = engine.drafting.drafter.head.drafts
+    assert (drafts.depth, drafts.confidence) == (2, 0.2)
 
 
 def test_without_its_head_it_cannot_be_switched_on(lab):
