@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Target:
 
         It ends texts at the tokenizer's end tokens, or at ``eos``.
         """
+        gc.collect()  # one before this, whose parts know each other, may still hold its pool
         made = require(
             plan(
                 Recipe.of(*(u.id for u in self.plan.recipe), *uses),
