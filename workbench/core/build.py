@@ -22,6 +22,7 @@ from workbench.engine.draft_target import attach_target
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor
 from workbench.engine.exit_runner import ExitDrafter, ExitRunner
+from workbench.engine.exit_control import ExitControl
 from workbench.engine.feature_runner import FeatureRunner
 from workbench.engine.kv import KVCache
 from workbench.engine.scheduler import Boundary, Scheduler
@@ -57,6 +58,9 @@ def build_engine(
     attach_target(drafter, decoder)
     verify = None
     if drafter is not None:
+    control = bound(plan, "control", config)
+    if isinstance(drafter, ExitDrafter) and isinstance(control, ExitControl):
+        drafter.steer(control)
         rule = catalog.get("verify")
         verify = bound(plan, "verify", config) or rule.bind(rule.configure({}), context_of(plan, config))
     static = {"weights": decoder.weights.nbytes() + decoder.table_nbytes}
@@ -79,7 +83,7 @@ def build_engine(
         drafter=drafter,
         runner=draft_runner(plan, drafter, decoder, kv),
         verify=verify,
-        control=bound(plan, "control", config),
+        control=control,
         selector=selector,
         make_stream=make_stream,
         static_bytes=static,

@@ -20,7 +20,8 @@ class DraftTree:
     ``parents[i]`` is the index of node ``i``'s parent, -1 for children of the root; parents come first.
     ``q`` is the law each node was drawn from, [n, V] float, or None when the draft is deterministic
     (n-gram, argmax, top-k), which decides between rules R2 and R3. ``confidence``: what a deterministic
-    drafter gives each node, given its parent, where it knows; it is shown, and decides nothing.
+    drafter gives each node, given its parent, where it knows; it is shown, and decides nothing, as ``exit``:
+    the target's own layer behind which it was drafted, 0 where something else drafts.
     """
 
     tokens: tuple[int, ...]
@@ -28,11 +29,12 @@ class DraftTree:
     source: str
     q: Tensor | None = None
     confidence: tuple[float, ...] = ()
+    exit: int = 0
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], source: str, q: Tensor | None = None) -> DraftTree:
+    def chain(cls, tokens: Sequence[int], source: str, q: Tensor | None = None, exit: int = 0) -> DraftTree:
         """A draft without branches."""
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), source, q)
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), source, q, exit=exit)
 
     @property
     def is_chain(self) -> bool:

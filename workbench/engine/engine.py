@@ -267,6 +267,7 @@ class Engine:
                     root=span.tokens[base - span.start - 1],
                     own=infos[-1].id,
                     chances=tree.chances(),
+                    exit=tree.exit,
                 )
             )
         self.drafting.commit(seq, gained.infos)

@@ -43,7 +43,8 @@ class DraftRecord:
 
     ``expected`` and ``mismatch`` as in the verdict; ``mismatch`` is None for exact rules. ``root`` is the
     token the tree hangs below, ``own`` the model's own behind what was kept (it may have been cut off).
-    ``chances``: what the drafter gave each node, given its parent; empty where it does not say.
+    ``chances``: what the drafter gave each node, given its parent; empty where it does not say. ``exit``: the
+    target's own layer behind which it was drafted; 0 where something else drafts.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class DraftRecord:
     root: int | None = None
     own: int | None = None
     chances: tuple[float, ...] = ()
+    exit: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,16 @@ loss) are drafted for well, others hardly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.engine.draft_seams import DraftContext, DraftTree
+from workbench.engine.exit_control import ExitControl
 from workbench.engine.exit_runner import ExitRunner
 from workbench.spec.errors import InvariantError, OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.drafted_chain import draft_chains
+from workbench.speculative.steered_chain import steered_chains
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ SPEC = TechniqueSpec(
     paper="https://arxiv.org/abs/2404.16710",
     stages=("draft",),
     claims_slot=("drafter",),
-    provides=("drafter",),
+    provides=("drafter", "early_exits"),
     claims=(
         Claim(
             "up to 2.16 times faster summarization, 1.82 times coding, 2.0 times semantic parsing",
@@ -87,19 +89,30 @@ class LayerSkip:
         self.exit_layers = exit_layers(layers, config.exit)
         self.reuse = config.reuse
         self._runner: ExitRunner | None = None
+        self._control: ExitControl | None = None
 
     def attach(self, runner: ExitRunner) -> None:
         """How it runs its layers."""
         self._runner = runner
 
+    def steer(self, control: ExitControl) -> None:
+        """Where its layers end and how far drafts go is the control's from now on, not the options'."""
+        self._control = control
+        self.max_draft = control.longest
+
     def begin(self, seq: int, tokens: Sequence[int]) -> None:
         """Nothing of its own to begin: what is committed went through its layers."""
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
-        """Chains of at most ``min(k, room)`` tokens."""
-        if self._runner is None:
+        """Chains of at most ``min(k, room)`` tokens, or as a control steers them."""
+        runner = self._runner
+        if runner is None:
             raise InvariantError("layerskip drafts before it has a runner.")
-        return draft_chains(contexts, self._runner, self.config, self.name)
+        if self._control is not None:
+            draws = self.config.draws
+            return steered_chains(contexts, runner, self._control, draws=draws, source=self.name)
+        chains = draft_chains(contexts, runner, self.config, self.name)
+        return [replace(c, exit=runner.layers) if c is not None else None for c in chains]
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
         """The runner is told by the engine."""
