@@ -19,11 +19,12 @@ Curriculum = Literal["all", "rotating", "gradual"]
 class Recipe:
     """``dropout``: chance that the last layer is left out, p_max (0.1 to 0.2); ``ramp``: it grows over the
     training, for models from scratch. ``scale``: e_scale (0.1 to 1) of the early losses, enabled by
-    ``curriculum``; ``rotation``: every R-th layer at a time."""
+    ``curriculum``; ``rotation``: every R-th layer at a time. Published scales are
+    0.2 for long trainings from scratch, and 1 for fine-tunings as short as the one here."""
 
     dropout: float = 0.1
     ramp: bool = True
-    scale: float = 0.2
+    scale: float = 1.0
     curriculum: Curriculum = "rotating"
     rotation: int = 2
 
