@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from workbench.attention.dense import DensePlan, plan_dense, run_dense
+from workbench.attention.fixed import fast_fixed
 from workbench.attention.scratch import Scratch
 from workbench.attention.short import ShortPlan, plan_short, run_short
 from workbench.attention.spans import check_shape, check_span
-from workbench.engine.seams import AttentionShape, AttentionSpan
+from workbench.engine.seams import AttentionShape, AttentionSpan, FixedRead
 
 SHORT = 16
 """Longest span that stays on the page path; beyond it the products are large enough to pay for a gather."""
@@ -88,6 +89,10 @@ class TorchPages:
         for chunk in plan.dense:
             run_dense(chunk, x, k, v, out)
         return out.flatten(1)
+
+    def fixed(self, tables: Tensor, first: Tensor, rows: int, shape: AttentionShape) -> FixedRead:
+        """See :class:`workbench.engine.seams.FixedAttention`."""
+        return fast_fixed(tables, first, rows, shape)
 
     def nbytes(self) -> int:
         """Bytes of buffers held between calls."""

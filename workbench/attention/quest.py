@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from workbench.attention.pages import TorchPages
-from workbench.attention.pinned import PinnedAttention, one_thread
+from workbench.attention.pinned import PinnedAttention
 from workbench.attention.spans import ancestors
+from workbench.attention.tile_groups import one_thread
 from workbench.engine.bounds import LayerBounds
 from workbench.engine.seams import AttentionOp, AttentionShape, AttentionSpan
 from workbench.spec.errors import InvariantError

@@ -11,9 +11,9 @@ P page size in slots, N pages. A *slot* is ``page * P + offset``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -218,6 +218,24 @@ class AttentionOp(Protocol):
 
     def run(self, plan: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return [T, Hq*D] in ``q``'s dtype. ``q`` [T, Hq, D] scaled; ``k``, ``v`` [N, Hkv, P, D]."""
+        ...
+
+
+FixedRead = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``q`` [B * rows, Hq, D] scaled, ``k``, ``v`` [N, Hkv, P, D] -> [B * rows, Hq * D] in ``q``'s dtype."""
+
+
+@runtime_checkable
+class FixedAttention(AttentionOp, Protocol):
+    """An attention whose shapes may be fixed: lengths are tensors that nobody reads on the host."""
+
+    def fixed(self, tables: Tensor, first: Tensor, rows: int, shape: AttentionShape) -> FixedRead:
+        """What ``rows`` rows of each sequence see, for all layers of a pass.
+
+        ``tables`` int64 [B, P] page ids, of a multiple of 64 slots; ``first`` int64 [B] positions of the
+        first rows. Row ``i`` sees the slots of the positions up to its own, ``first + i``; what lies in
+        later ones never reaches an output.
+        """
         ...
 
 

@@ -94,6 +94,7 @@ class Decoder:
         capture: Collection[int] = (),
         states: Tensor | None = None,
         layers: range | None = None,
+        highest: int | None = None,
     ) -> ForwardOut:
         """Run int64 ``ids`` [T] at int64 ``positions`` [T]; logits for ``logits_rows`` [R], or all rows.
 
@@ -101,9 +102,10 @@ class Decoder:
         logits go on, unless its output is captured. Raises ``PromptTooLong`` for a position beyond the
         context limit. ``layers``: those that are run, all by default; final norm and head follow the last of
         them. ``states`` [T, H]: the stream that enters ``layers``, in place of the embeddings of ``ids``.
+        ``highest``: no position is beyond it, where that is known without reading them from the device.
         """
         hidden = self.embed(ids) if states is None else states
-        return self._layers(hidden, positions, attend, logits_rows, capture, layers=layers)
+        return self._layers(hidden, positions, attend, logits_rows, capture, layers=layers, highest=highest)
 
     def _layers(
         self,
@@ -114,10 +116,11 @@ class Decoder:
         capture: Collection[int],
         first: Enter | None = None,
         layers: range | None = None,
+        highest: int | None = None,
     ) -> ForwardOut:
         """Blocks (all, or ``layers``) on the stream ``hidden`` [T, H]; ``first`` in place of the first one's
         entrance."""
-        rotations = self._rotations(positions)
+        rotations = self._rotations(positions, highest)
         captured: dict[int, Tensor] = {}
         layers = range(len(self._blocks)) if layers is None else layers
         last = layers[-1]
@@ -156,12 +159,12 @@ class Decoder:
             return torch.cat([torch.tanh(row / cap) * cap for row in torch.split(logits, 1)])
         return torch.tanh(logits / cap) * cap
 
-    def _rotations(self, positions: Tensor) -> dict[str, Rotation]:
+    def _rotations(self, positions: Tensor, highest: int | None = None) -> dict[str, Rotation]:
         """Cosines and signed sines of each rotary embedding.
 
         [T, Hq + Hkv, D], query scale included; for compiled blocks [T, D], as the table has them.
         """
-        highest = int(positions.max())
+        highest = int(positions.max()) if highest is None else highest
         rotations = {}
         for kind, table in self._tables.items():
             cos, sin = table.gather(positions, highest)

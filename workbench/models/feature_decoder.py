@@ -57,6 +57,7 @@ class FeatureDecoder(Decoder):
         capture: Collection[int] = (),
         states: Tensor | None = None,
         layers: range | None = None,
+        highest: int | None = None,
     ) -> ForwardOut:
         """As :meth:`Decoder.forward`; ``states`` [T, H] belong to the positions before those of the rows."""
         if states is None:
@@ -64,7 +65,7 @@ class FeatureDecoder(Decoder):
         embedded = self.embed(ids)
         hidden = self._entrance.stream(embedded, states)
         first = partial(self._enter, embedded) if self._entrance.beside is not None else None
-        return self._layers(hidden, positions, attend, logits_rows, capture, first, layers)
+        return self._layers(hidden, positions, attend, logits_rows, capture, first, layers, highest)
 
     def _enter(
         self, embedded: Tensor, hidden: Tensor, rotation: tuple[Tensor, Tensor]

@@ -41,6 +41,7 @@ class ChainDecoder(FeatureDecoder):
         capture: Collection[int] = (),
         states: Tensor | None = None,
         layers: range | None = None,
+        highest: int | None = None,
     ) -> ForwardOut:
         """As :meth:`Decoder.forward`, with ``states`` [T, D * H + 1]: what each module is given at the row.
 
@@ -53,7 +54,7 @@ class ChainDecoder(FeatureDecoder):
         if layers is not None:
             raise InvariantError("A chain of modules runs whole.")
         embedded, size = self.embed(ids), self.config.hidden_size
-        rotation = self._rotations(positions)[self.config.layer_types[0]]
+        rotation = self._rotations(positions, highest)[self.config.layer_types[0]]
         given = states[:, -1:] > 0
         out: list[Tensor] = []
         for k, (block, entrance) in enumerate(zip(self._blocks, self._entrances, strict=True)):

@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from workbench.attention.pinned import PinnedAttention, one_thread
+from workbench.attention.pinned import PinnedAttention
+from workbench.attention.tile_groups import one_thread
 from workbench.attention.tiles import paths
 from workbench.engine.seams import AttentionShape, AttentionSpan
 
