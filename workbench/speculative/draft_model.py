@@ -2,9 +2,9 @@
 
 Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192), and Chen et
 al., "Accelerating Large Language Model Decoding with Speculative Sampling" (arXiv 2302.01318). The drafter
-here is cut out of the target: its first and last layers, with the target's embedding and head, so it takes no
-memory but its KV. Drafts are sampled from the request's own law with the q of every draw kept (R2), or the
-likeliest tokens (R3). Its KV are further layers in the target's pages.
+is a few layers of the target, distilled from it (``workbench train draft``) or as they are, with the target's
+embedding; as they are they take no memory but their KV. Drafts are sampled from the request's own law with
+the q of every draw kept (R2), or the likeliest tokens (R3). Its KV are further layers in the target's pages.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.models.decoder import Decoder
+from workbench.models.heads import HeadFile, find_head
 from workbench.models.weightset import Pack
-from workbench.spec.errors import InvariantError, OptionError
+from workbench.spec.errors import HeadMismatch, InvariantError, MissingHead, OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
+from workbench.speculative.distilled import KIND, begun_layers, distilled_decoder, kept_config, own_nbytes
 from workbench.speculative.drafted_chain import draft_chains
+from workbench.speculative.head_options import drafted_vocab, head_bits
 
 
 @dataclass(frozen=True)
@@ -27,13 +32,20 @@ class Config:
     """Which layers the drafter has, and how far and how it drafts."""
 
     k: int = option(4, low=1, high=32, unit="tokens", help="Tokens drafted at most per step.")
+    source: str = option(
+        "auto",
+        choices=("auto", "trained", "cut"),
+        help="Layers distilled from the target, or its own as they are. auto: distilled, if there are any.",
+    )
     layers: int = option(
         0,
         low=0,
         high=1024,
         unit="layers",
-        help="Layers of the target that it has: the first ones, and the last. 0: one more than a fifth.",
+        help="Layers cut out of the target: the first ones, and the last. 0: one more than a fifth.",
     )
+    vocab: int = drafted_vocab()
+    bits: int = head_bits()
     draws: bool = option(
         True, help="Sample drafts above temperature 0 and keep their law; off: the likeliest tokens."
     )
@@ -49,8 +61,8 @@ SPEC = TechniqueSpec(
     seam="drafter",
     kind="exact",
     summary=(
-        "A model cut out of the target (its first and last layers) drafts a chain. As it is, untrained, it "
-        "is rarely right: it shows what a draft costs; distilled layers make it pay."
+        "A model of a few layers of the target drafts a chain. Distilled from it (workbench train draft) it "
+        "is often right; as the layers are, hardly ever: that shows what a draft costs."
     ),
     paper="https://arxiv.org/abs/2211.17192",
     stages=("draft",),
@@ -83,25 +95,28 @@ def layers_kept(target: int, layers: int) -> tuple[int, ...]:
 
 def cut_out(target: Decoder, kept: Sequence[int]) -> Decoder:
     """A decoder of some layers of the target, on the same storages."""
-    config, weights = target.config, target.weights
-    types = tuple(config.layer_types[i] for i in kept)
-    rope = tuple((kind, spec) for kind, spec in config.rope if kind in types)
+    weights = target.weights
     return Decoder(
-        replace(config, num_layers=len(kept), layer_types=types, rope=rope),
-        replace(weights, layers=tuple(weights.layers[i] for i in kept)),
+        kept_config(target.config, kept), replace(weights, layers=tuple(weights.layers[i] for i in kept))
     )
 
 
 class ModelDrafter:
-    """The ``drafter`` seam for a model of its own; needs a runner before the first draft."""
+    """The ``drafter`` seam for a model of its own; needs a runner before the first draft.
+
+    ``head``: its distilled layers; without, it has layers of the target. Raises :class:`OptionError` when the
+    target has too few, :class:`HeadMismatch` for a head of another model.
+    """
 
     name = "draft_model"
-    bits = 16  # it has no weights of its own
 
-    def __init__(self, config: Config, layers: int) -> None:
+    def __init__(self, config: Config, layers: int, head: HeadFile | None = None) -> None:
         self.config = config
         self.max_draft = config.k
-        self._kept = layers_kept(layers, config.layers)
+        self.bits = config.bits if head is not None else 16  # of weights of its own
+        self._head = head
+        self._kept = layers_kept(layers, config.layers) if head is None else begun_layers(head, layers)
+        self._ids: Tensor | None = None
         self._runner: DraftRunner | None = None
         self._own = 0
 
@@ -111,9 +126,16 @@ class ModelDrafter:
         return len(self._kept)
 
     def decoder(self, target: Decoder, pack: Pack) -> Decoder:
-        """Its model, on weights that are packed already."""
-        made = cut_out(target, self._kept)
-        self._own = made.table_nbytes
+        """Its model: distilled layers packed now, or some of the target's that are packed already.
+
+        Raises :class:`HeadMismatch` for layers that were distilled from other weights.
+        """
+        if self._head is None:
+            made = cut_out(target, self._kept)
+            self._own = made.table_nbytes
+        else:
+            made, self._ids = distilled_decoder(self._head, self.config.vocab, target, pack)
+            self._own = own_nbytes(made, target)
         return made
 
     def attach(self, runner: DraftRunner) -> None:
@@ -127,7 +149,7 @@ class ModelDrafter:
         """Chains of at most ``min(k, room)`` tokens, all sequences together, one pass per depth."""
         if self._runner is None:
             raise InvariantError("draft_model drafts before it has a runner.")
-        return draft_chains(contexts, self._runner, self.config, self.name)
+        return draft_chains(contexts, self._runner, self.config, self.name, self._ids)
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
         """The runner is told by the engine."""
@@ -136,10 +158,28 @@ class ModelDrafter:
         """Nothing of its own to forget."""
 
     def nbytes(self) -> int:
-        """Bytes beside the target's weights: its rotary tables; its KV is counted with the pages."""
+        """Bytes beside the target's weights: layers of its own, tables; its KV is counted with the pages."""
         return self._own
 
 
+def _head(config: Config, context: Any) -> HeadFile | None:
+    """Distilled layers, as far as they are asked for: ``auto`` does where no number of layers is given."""
+    if config.source == "cut" or (config.source == "auto" and config.layers):
+        return None
+    if config.layers:
+        raise OptionError(
+            f"draft_model.layers = {config.layers} counts layers that are cut out of the model.",
+            hint="Leave it at 0, or set source to cut.",
+        )
+    try:
+        return find_head(context.model, KIND, context.fingerprint)
+    except (MissingHead, HeadMismatch):
+        if config.source == "trained":
+            raise
+        return None
+
+
 def bind(config: Config, context: Any) -> ModelDrafter:
-    """The drafter; raises :class:`OptionError` when the model has too few layers."""
-    return ModelDrafter(config, context.config.num_layers)
+    """The drafter; raises :class:`OptionError` when the model has too few layers, and where distilled ones
+    are insisted on :class:`MissingHead` or :class:`HeadMismatch`."""
+    return ModelDrafter(config, context.config.num_layers, _head(config, context))

@@ -43,9 +43,16 @@ class ChainOptions(Protocol):
 
 
 def draft_chains(
-    contexts: Sequence[DraftContext], feeds: Feeds, options: ChainOptions, source: str
+    contexts: Sequence[DraftContext],
+    feeds: Feeds,
+    options: ChainOptions,
+    source: str,
+    ids: Tensor | None = None,
 ) -> list[DraftTree | None]:
-    """Chains of at most ``min(k, room)`` tokens, one pass per depth; None where nothing can follow."""
+    """Chains of at most ``min(k, room)`` tokens, one pass per depth; None where nothing can follow.
+
+    ``ids``: the tokens of the logits that ``feeds`` gives, int64 [n]; None: all.
+    """
     drafts: list[list[int]] = [[] for _ in contexts]
     laws: list[list[Tensor]] = [[] for _ in contexts]
     rows: list[tuple[int, list[int]]] = [(i, []) for i, c in enumerate(contexts) if c.room > 0]
@@ -54,7 +61,7 @@ def draft_chains(
         rows = [
             (i, [drafts[i][-1]])
             for (i, _), row in zip(rows, logits, strict=True)
-            if _extend(contexts[i], row, drafts[i], laws[i], options)
+            if _extend(contexts[i], row, drafts[i], laws[i], options, ids)
         ]
     return [
         DraftTree.chain(ids, source, torch.stack(q) if q else None) if ids else None
@@ -63,10 +70,16 @@ def draft_chains(
 
 
 def _extend(
-    context: DraftContext, logits: Tensor, path: list[int], laws: list[Tensor], options: ChainOptions
+    context: DraftContext,
+    logits: Tensor,
+    path: list[int],
+    laws: list[Tensor],
+    options: ChainOptions,
+    ids: Tensor | None,
 ) -> bool:
     """Append what follows; whether the draft goes on behind it."""
-    pick = context.law.pick(logits, path, draws=options.draws) if context.law is not None else None
+    law = context.law
+    pick = law.pick(logits, path, draws=options.draws, ids=ids) if law is not None else None
     if pick is None:
         return False
     path.append(pick.token)
@@ -77,4 +90,5 @@ def _extend(
     if not options.confidence:
         return True
     # A token that was drawn stays, however unlikely: dropping it would bias what is verified.
-    return float(logits.float().softmax(-1)[pick.token]) >= options.confidence
+    place = pick.token if ids is None else int((ids == pick.token).nonzero()[0])
+    return float(logits.float().softmax(-1)[place]) >= options.confidence

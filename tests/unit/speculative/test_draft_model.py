@@ -10,7 +10,12 @@ import torch
 import workbench.speculative.draft_model as draft_model
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
-from workbench.spec.errors import PlanError
+from workbench.models.coded_head import encoded
+from workbench.models.heads import read_head, write_head
+from workbench.models.plain import plain_pack
+from workbench.spec.errors import HeadMismatch, PlanError
+from workbench.speculative.distilled import distilled_decoder
+from workbench.training.heads.pruned import layer_tensors
 
 PAGE = 4
 CUT = "draft_model:k=3,layers=1"
@@ -164,3 +169,104 @@ def test_the_drafter_shares_the_targets_storages(lab):
     assert own.weights.embed.data_ptr() == target.weights.embed.data_ptr()
     assert own.weights.layers[0] is target.weights.layers[0]
     assert engine.memory()["draft"] < 1 << 20
+
+
+def put_layers(lab, random_heads, cache, family="llama", kept=(0, 1), coded=False, **facts):
+    """A file of "distilled" layers that are the target's own."""
+    source = lab.random_source(family)
+    tensors = {n: t.double() for n, t in layer_tensors(source, kept).items()}
+    tensors["ids"] = torch.randperm(
+        source.config.vocab_size, generator=torch.Generator().manual_seed(2)
+    ).int()
+    facts = {"begun": list(kept), **facts}
+    return random_heads.put(
+        cache,
+        f"random-{family}",
+        "draft",
+        source.fingerprint,
+        encoded(tensors) if coded else tensors,
+        **facts,
+    )
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.1, "seed": 4}])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_distilled_layers_are_read_as_the_targets_are(lab, random_heads, cache, family, sampling):
+    """All layers of the target, from a file: every draft is accepted whole, whatever the family."""
+    put_layers(lab, random_heads, cache, family, range(lab.random_source(family).config.num_layers))
+    engine = lab.make_engine("paged", "draft_model:k=3,vocab=0", page_size=PAGE, family=family)
+    _, drafts = generate(lab, engine, lab.prompts_of(3, seed=6, low=10, high=30), **sampling)
+    assert drafts and all(len(d.accepted) == len(d.tokens) for d in drafts)
+    assert {d.rule for d in drafts} == ({"r2"} if sampling else {"r1"})
+    assert engine.memory()["draft"] > sum(
+        x.n * x.k for x in engine.executor.decoder.weights.layers[0].linears
+    )
+
+
+@pytest.mark.parametrize("uses", [(), ("prefix_cache",), ("kv_int8",)], ids=str)
+def test_output_is_the_targets_whatever_vocabulary_is_drafted(lab, random_heads, cache, uses):
+    prompts = lab.prompts_of(4, seed=2, low=5, high=40)
+    put_layers(lab, random_heads, cache, kept=(1,), coded=True)
+    expected, _ = generate(lab, lab.make_engine("paged", *uses, page_size=PAGE), prompts)
+    engine = lab.make_engine("paged", "draft_model:k=3,vocab=20", *uses, page_size=PAGE)
+    ids = engine.drafting.drafter._ids
+    assert len(ids) == 20
+    for _ in range(2):
+        found, drafts = generate(lab, engine, prompts)
+        assert found == expected
+        assert {t for d in drafts for t in d.tokens} <= set(ids.tolist())
+    mean = []
+    for confidence in (0.0, 0.9):
+        use = f"draft_model:k=3,vocab=20,confidence={confidence}"
+        engine = lab.make_engine("paged", use, page_size=PAGE)
+        _, drafts = generate(lab, engine, prompts, temperature=1.0, seed=5)
+        assert {d.rule for d in drafts} == {"r2"}
+        mean.append(sum(len(d.tokens) for d in drafts) / len(drafts))
+    assert mean[0] > mean[1]
+
+
+def test_layers_are_found_by_themselves_unless_others_are_asked_for(lab, random_heads, cache):
+    def kept(use):
+        return lab.make_engine("paged", use).drafting.drafter._kept
+
+    assert kept("draft_model") == (0,)
+    with pytest.raises(PlanError, match="workbench train draft"):
+        kept("draft_model:source=trained")
+    put_layers(lab, random_heads, cache, kept=(1, 0))
+    assert kept("draft_model") == kept("draft_model:source=trained") == (1, 0)
+    assert kept("draft_model:source=cut") == kept("draft_model:layers=1") == (0,)
+    with pytest.raises(PlanError, match="Leave it at 0"):
+        kept("draft_model:source=trained,layers=1")
+
+
+@pytest.mark.parametrize("begun", [None, [], [0, 2], ["0"], 1])
+def test_layers_of_another_model_are_refused(lab, random_heads, cache, begun):
+    put_layers(lab, random_heads, cache, begun=begun)
+    with pytest.raises(PlanError, match="Train it again"):
+        lab.make_engine("paged", "draft_model:source=trained")
+
+
+@pytest.mark.parametrize("change", ["missing", "shape", "step", "weights"])
+def test_a_file_that_does_not_fit_is_named(lab, random_heads, cache, change):
+    path = put_layers(lab, random_heads, cache, coded=True)
+    head = read_head(path)
+    tensors, name, fingerprint = head.tensors(), "model.layers.1.mlp.down_proj.weight", head.fingerprint
+    if change == "missing":
+        del tensors[name], tensors[f"{name}.step"]
+    elif change == "shape":
+        tensors[name] = tensors[name][:, :-1].contiguous()
+    elif change == "step":
+        del tensors[name]
+    else:
+        fingerprint = "0" * 64
+    write_head(path, "draft", fingerprint, head.facts, tensors)
+    target = lab.make_engine("paged").executor.decoder
+    with pytest.raises(HeadMismatch) as refused:
+        distilled_decoder(read_head(path), 0, target, plain_pack(torch.float64, "pinned"))
+    assert "Train it again" in refused.value.hint
