@@ -13,6 +13,7 @@ import torch
 from workbench.core import catalog
 from workbench.core.bound import attention_op, bound, context_of
 from workbench.core.build_kv import build_kv, keeps_decoded
+from workbench.core.build_rounds import with_rounds
 from workbench.core.build_weights import head_pack
 from workbench.core.kv_groups import draft_group, drafter_layers, kv_groups, kv_selector
 from workbench.engine.bounds import reads_bounds
@@ -74,7 +75,7 @@ def build_engine(
         path += ("decoded:resident",)
     if selector is not None:
         path += (f"select:{selector.key}",)
-    return Engine(
+    engine = Engine(
         Executor(decoder, kv.stores, op, kv_groups(plan, config)),
         kv,
         scheduler,
@@ -91,6 +92,7 @@ def build_engine(
     )
 
 
+    return with_rounds(plan, engine)
 def standalone_engine(plan: Plan, decoder: Decoder, selector: KVSelector | None = None) -> Engine:
     """An engine for measuring: a KV pool of its own, on a decoder that may be shared; it makes no text.
 

@@ -58,6 +58,7 @@ MODULES: dict[str, str] = {
     "goodput": "workbench.speculative.goodput",
     "rtn": "workbench.quant.rtn",
 }
+    "fused_round": "workbench.speculative.fused_round",
 
 
 @dataclass(frozen=True)

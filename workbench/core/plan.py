@@ -41,11 +41,13 @@ _SLOTS = {
     "kv_storage": "one way to keep KV at rest",
     "verify": "one verification rule",
     "draft_control": "one control of drafts",
+    "placement": "one place where drafts are made",
 }
 _NEEDS = {
     "paged": "only pages allocated on demand can be shared or given back",
     "prefix_cache": "without one no prompt finds what was kept",
     "drafter": "without drafts there is nothing to verify or to control",
+    "fixed_chain": "a program of fixed shapes needs chains of one length",
 }
 _FEW = 2  # providers of a need that a remedy names
 

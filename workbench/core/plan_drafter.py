@@ -9,17 +9,21 @@ from workbench.core import catalog
 from workbench.core.binding import BindContext
 from workbench.spec.errors import HeadMismatch, MissingHead, OptionError
 from workbench.spec.plan import Conflict
+from workbench.speculative.fused_round import ChainDrafter
 
 
 def drafter_conflicts(configs: Mapping[str, Any], context: BindContext) -> list[Conflict]:
     """What the model lacks for it, in the drafter's own words."""
     out = []
+    placed = next((i for i in configs if catalog.get(i).spec.seam == "placement"), None)
     for technique_id, config in configs.items():
         technique = catalog.get(technique_id)
         if technique.spec.seam != "drafter":
             continue
         try:
-            technique.bind(config, context)
+            drafter = technique.bind(config, context)
+            if placed is not None and isinstance(drafter, ChainDrafter) and drafter.chain_obstacle:
+                out.append(Conflict(placed, technique_id, "shape of drafts", drafter.chain_obstacle))
         except OptionError as err:
             out.append(Conflict(technique_id, "model", "layers", str(err)))
         except (MissingHead, HeadMismatch) as err:

@@ -92,10 +92,10 @@ class Chooser:
             verdict, tokens = self._processed(seq, tree, rows)
         if verdict is not None:
             self.verdicts[seq.id] = verdict
-        out = [_infos(seq, verdict, tokens, rows, step)]
+        out = [token_infos(seq, verdict, tokens, rows, step)]
         for sibling in seq.siblings:
             first = tokens[:1] if plain else self._processed(sibling, None, rows)[1]
-            out.append(_infos(sibling, None, first, rows, step))
+            out.append(token_infos(sibling, None, first, rows, step))
         return out
 
     def _processed(
@@ -124,7 +124,7 @@ class Chooser:
         return verdict, tokens
 
 
-def _infos(
+def token_infos(
     seq: Sequence,
     verdict: Verdict | None,
     tokens: list[int],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import torch
 from torch import Tensor
 
 from workbench.engine.executor import Executor
@@ -42,6 +43,37 @@ class DraftRunner:
         What of the committed tokens was not fed yet goes first. The pages must have been made writable.
         """
         return self._run([(self._live[i], [*self._missing(self._live[i]), *tokens]) for i, tokens in rows])
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._executor.device
+
+    @property
+    def executor(self) -> Executor:
+        """The layers and their K and V."""
+        return self._executor
+
+    def behind(self, ids: Seq[int], most: int) -> list[int]:
+        """The first token of each sequence that was not fed yet; of more than ``most`` all but the newest are
+        fed now. The newest counts as not fed."""
+        late = []
+        for i in ids:
+            seq = self._live[i]
+            newest = len(seq.tokens) - 1
+            self._fed[i] = min(self._fed[i], newest)
+            if newest + 1 - self._fed[i] > most:
+                late.append((seq, seq.tokens[self._fed[i] : newest]))
+        if late:
+            self._run(late, logits=0)
+        return [self._fed[i] for i in ids]
+
+    def fed_elsewhere(self, seq_id: int, newest: int, states: Tensor | None) -> None:
+        """Rows up to the one of token ``newest`` were fed by others.
+
+        ``states`` [n, H]: those of the tokens from it on, where layers read some.
+        """
+        self._fed[seq_id] = newest + 1
 
     def complete(self, seq: Sequence, computed: int) -> None:
         """The tokens up to ``computed`` are about to fill a page: write what is missing of them."""

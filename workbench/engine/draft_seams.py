@@ -160,6 +160,7 @@ class Verdict:
     mismatch: tuple[float, ...] | None = None
 
 
+    ``rule``: what judged, where that is not the engine's ``Verify``.
 class Verify(Protocol):
     """Which drafted path is kept. ``exact`` rules leave the output law unchanged."""
 
@@ -167,6 +168,7 @@ class Verify(Protocol):
     exact: bool
 
     def rule_for(self, tree: DraftTree, *, greedy: bool) -> str:
+    rule: str = ""
         """Name of the rule that judges a draft, e.g. ``r1``."""
         ...
 

@@ -47,6 +47,11 @@ class Drafting:
             self._begin(seq)
 
     @property
+    def know(self, seq: Sequence) -> None:
+        """A sequence is drafted for from now on, by whatever means."""
+        if seq.id not in self._known:
+            self._begin(seq)
+
     def max_draft(self) -> int:
         """Most tokens ever drafted per sequence and step."""
         return self.drafter.max_draft if self.drafter is not None else 0
@@ -86,9 +91,10 @@ class Drafting:
     ) -> None:
         """The KV of the first ``computed`` tokens is about to become final.
 
-        Those from ``start`` on are ``rows`` of ``captured``, by layer: a drafter that asked is shown them.
+        Those from ``start`` on are ``rows`` of ``captured``, by layer: a drafter that asked is shown them,
+        unless nothing was captured because it knows them.
         """
-        if self._shown is not None and rows and (seq.finish is None or self.runner is not None):
+        if self._shown is not None and rows and captured and (seq.finish is None or self.runner is not None):
             streams = [captured[layer] for layer in self._shown.features]
             index = torch.tensor(rows, device=streams[0].device)
             self._shown.observe(seq.id, start, [stream.index_select(0, index) for stream in streams])

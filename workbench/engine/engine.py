@@ -8,21 +8,21 @@ that cannot be served raises when it is added; other requests are not affected.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
-
-from torch import Tensor
 
 from workbench.engine.admission import token_budget
 from workbench.engine.choose import Chooser
 from workbench.engine.clock import PhaseClock
 from workbench.engine.commit import commit_tokens, flush_text
 from workbench.engine.control import Controlling, DraftControl
-from workbench.engine.draft_seams import Drafter, DraftTree, Verify
+from workbench.engine.done import Done
+from workbench.engine.draft_seams import Drafter, Verify
 from workbench.engine.drafting import Drafting, Runner
 from workbench.engine.executor import Executor
 from workbench.engine.kv import KVCache
-from workbench.engine.scheduler import Batch, Scheduler
+from workbench.engine.rounds import RoundDone, Rounds
+from workbench.engine.scheduler import Scheduler
 from workbench.engine.seams import SpanPlan, StepPlan
 from workbench.engine.selecting import Selecting
 from workbench.engine.selection import KVSelector
@@ -32,23 +32,6 @@ from workbench.engine.stops import StopMatcher
 from workbench.engine.text import MakeStream
 from workbench.spec.errors import DuplicateRequest, RequestError
 from workbench.spec.events import DraftRecord, FinishReason, RequestEvent, StepEvent, TokenInfo
-
-
-@dataclass
-class _Done:
-    """What one step has come to so far; ``rows`` counts the rows of spans that are dealt with.
-
-    ``peak``: bytes held before a selector let rows go.
-    """
-
-    batch: Batch
-    drafts: Mapping[int, DraftTree]
-    events: list[RequestEvent] = field(default_factory=list)
-    records: list[DraftRecord] = field(default_factory=list)
-    queries: Mapping[int, Tensor] = field(default_factory=dict)
-    captured: Mapping[int, Tensor] = field(default_factory=dict)
-    rows: int = 0
-    peak: dict[str, int] = field(default_factory=dict)
 
 
 class Engine:
@@ -90,6 +73,7 @@ class Engine:
         self.static_bytes = dict(static_bytes or {})
         self.path = path
         self.steps = 0
+        self.rounds: Rounds | None = None  # decodes that are one program
         self._chooser = Chooser(verify, self.vocab_size)
         self._requests: dict[str, list[Sequence]] = {}
         self._ended: list[Sequence] = []  # in the step that runs
@@ -163,15 +147,18 @@ class Engine:
         batch = self.scheduler.select(self.drafting.max_draft)
         self.controlling.limit(batch)
         clock("schedule")
-        drafts = self.drafting.propose(batch, self.kv.extend)
+        done = Done(batch)
+        if self.rounds is not None:
+            self._fused(self.rounds.run(batch, self.steps, clock), done)
+            clock("commit")
+        drafts = done.drafts
+        drafts.update(self.drafting.propose(batch, self.kv.extend))
         clock("draft")
         self.scheduler.secure(batch, drafts)
         for seq in batch.preempted:
             self.drafting.forget(seq)
         spans = plan_spans(batch, drafts)
         clock("schedule")
-        done = _Done(batch, drafts)
-        peak: dict[str, int] = {}
         if spans:
             plan = StepPlan(self.steps, tuple(span for _, span in spans))
             queries = self.selecting.wants(spans)
@@ -202,8 +189,8 @@ class Engine:
                 except RequestError as err:
                     done.events.extend(self._fail(seq, err))
                 done.rows += span.n_new
-            peak = max(done.peak, self._retire_ended(), key=lambda held: sum(held.values()))
-            clock("commit")
+        peak = max(done.peak, self._retire_ended(), key=lambda held: sum(held.values()))
+        clock("commit")
         event = self._step_event(clock, done, peak)
         self.controlling.learn(event, drafts, self._chooser.verdicts if spans else {})
         return event, done.events
@@ -223,12 +210,25 @@ class Engine:
             stops=StopMatcher(params.stop, params.include_stop) if params.stop else None,
         )
 
+    def _fused(self, rounds: list[RoundDone], done: Done) -> None:
+        """Make the outcome of rounds final that were one program."""
+        for each in rounds:
+            seq, done.drafts[each.seq.id] = each.seq, each.tree
+            self._chooser.verdicts[seq.id] = each.verdict
+            try:
+                if each.error is not None:
+                    raise each.error
+                self._commit(seq, each.span, [each.infos], done)
+            except RequestError as err:
+                done.events.extend(self._fail(seq, err))
+            done.fused += 1
+
     def _commit(
         self,
         seq: Sequence,
         span: SpanPlan,
         choice: list[tuple[TokenInfo, ...]],
-        done: _Done,
+        done: Done,
     ) -> None:
         """Make one span's outcome final: KV, tokens, selection, drafter, forks, retirement.
 
@@ -261,7 +261,7 @@ class Engine:
                     accepted=accepted,
                     emitted=gained.kept,
                     source=tree.source,
-                    rule=self._chooser.rule(tree, seq),
+                    rule=path.rule or self._chooser.rule(tree, seq),
                     expected=path.expected,
                     mismatch=path.mismatch,
                     root=span.tokens[base - span.start - 1],
@@ -278,7 +278,7 @@ class Engine:
         if seq.finish is not None:
             self._ended.append(seq)
 
-    def _select(self, seq: Sequence, start: int, rows: list[int], done: _Done) -> None:
+    def _select(self, seq: Sequence, start: int, rows: list[int], done: Done) -> None:
         """Let the KV selector act; a sequence that finds no pages for what is kept is computed again."""
         if not done.peak and self.selecting.acts(seq, start):
             done.peak = self.memory()  # the step's most: rows go now
@@ -364,7 +364,7 @@ class Engine:
     def _step_event(
         self,
         clock: PhaseClock,
-        done: _Done,
+        done: Done,
         peak: Mapping[str, int],
     ) -> StepEvent:
         batch, drafts = done.batch, done.drafts
@@ -372,14 +372,15 @@ class Engine:
         cold = self.kv.cold.tier if self.kv.cold is not None else None
         prefill = sum(n for _, n in batch.prefills)
         drafted = sum(len(t.tokens) for t in drafts.values())
+        decode = len(batch.decodes) + done.fused
         memory = self.memory()
         clock("emit")
         return StepEvent(
             step=self.steps,
             time=clock.start,
-            rows=prefill + len(batch.decodes) + drafted,
+            rows=prefill + decode + drafted,
             prefill=prefill,
-            decode=len(batch.decodes),
+            decode=decode,
             draft=drafted,
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),

@@ -80,7 +80,7 @@ class Executor:
         self.groups = groups
         self.device = stores[0].geometry.device
         self._page_size = stores[0].geometry.page_size
-        self._shapes = [
+        self.shapes = [
             AttentionShape(
                 heads=(end - first) * per_kv,
                 kv_heads=end - first,
@@ -192,5 +192,5 @@ class Executor:
                 spans.append(AttentionSpan(s.n_new, s.used(g), table, s.positions, s.parents, s.decodes))
             reads.append(read)
             wheres.append(store.begin(torch.tensor(slots, device=self.device), positions))
-            self._plans[g] = self.op.prepare(spans, self._shapes[g], self._plans[g])
+            self._plans[g] = self.op.prepare(spans, self.shapes[g], self._plans[g])
         return reads, wheres

@@ -106,6 +106,20 @@ class FeatureRunner(DraftRunner):
     def _missed(self, ids: Seq[int], logits: int) -> tuple[list[SpanPlan], list[Tensor]]:
         """Rows of what was committed since, at least the newest, with their states; they count as fed."""
         spans, states = [], []
+    def _missing_rows(self, seq: Sequence) -> tuple[int, int]:
+        """Committed tokens that were not fed, at least the newest: its logits are wanted."""
+        return min(self._fed[seq.id], len(seq.tokens) - 1), len(seq.tokens)
+
+    def states(self, seq_id: int, first: int, end: int) -> Tensor:
+        """What the rows ``first … end - 1`` are given."""
+        return self._states(seq_id, first, end)
+
+    def fed_elsewhere(self, seq_id: int, newest: int, states: Tensor | None) -> None:
+        """See :meth:`DraftRunner.fed_elsewhere`."""
+        super().fed_elsewhere(seq_id, newest, states)
+        if states is not None:
+            self.show(seq_id, newest, states)
+
         for i in ids:
             seq = self._live[i]
             first, end = min(self._fed[i], len(seq.tokens) - 1), len(seq.tokens)

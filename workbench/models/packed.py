@@ -8,9 +8,11 @@ is in the residual dtype, or in bfloat16 where the kernel rounds its sums to it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakValueDictionary, finalize
 
 import torch
 from torch import Tensor
@@ -38,10 +40,40 @@ class PackedLinear:
     opaque_nbytes: int = 0
     gated: bool = False
     native: Any = None
+    number: int = field(default_factory=itertools.count().__next__, compare=False, repr=False)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply to ``x`` [M, k], giving [M, n]."""
-        return self.fn(x)
+        """Apply to ``x`` [M, k], giving [M, n]. A compiler does not look into it (:func:`opaque`)."""
+        return _opaque(x, self.number) if torch.compiler.is_compiling() else self.fn(x)
+
+
+_OPAQUE: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
+_OUTPUTS: dict[int, tuple[int, torch.dtype]] = {}
+
+
+def opaque(linear: PackedLinear, dtype: torch.dtype, device: torch.device) -> PackedLinear:
+    """The same linear for compiled programs, which call its kernel as it is; ``x`` has this dtype there."""
+    out = linear.fn(torch.zeros((1, linear.k), dtype=dtype, device=device))
+    _OPAQUE[linear.number], _OUTPUTS[linear.number] = linear, (out.shape[1], out.dtype)
+    finalize(linear, _OUTPUTS.pop, linear.number, None)
+    return replace(linear, fn=linear, number=linear.number)
+
+
+def _run_opaque(x: Tensor, number: int) -> Tensor:
+    return _OPAQUE[number].fn(x)
+
+
+_opaque: Callable[[Tensor, int], Tensor] = torch.library.custom_op(
+    "workbench::packed_linear", _run_opaque, mutates_args=(), schema="(Tensor x, int number) -> Tensor"
+)
+
+
+def _shape_opaque(x: Tensor, number: int) -> Tensor:
+    width, dtype = _OUTPUTS[number]
+    return x.new_empty((x.shape[0], width), dtype=dtype)
+
+
+torch.library.register_fake("workbench::packed_linear", _shape_opaque)
 
 
 def held_nbytes(linears: Iterable[PackedLinear], tensors: Iterable[Tensor] = ()) -> int:

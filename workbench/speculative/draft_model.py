@@ -24,6 +24,7 @@ from workbench.spec.errors import HeadMismatch, InvariantError, MissingHead, Opt
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.distilled import KIND, begun_layers, distilled_decoder, kept_config, own_nbytes
 from workbench.speculative.drafted_chain import draft_chains
+from workbench.speculative.fused.program import FusedChain
 from workbench.speculative.head_options import drafted_vocab, head_bits
 
 
@@ -67,7 +68,7 @@ SPEC = TechniqueSpec(
     paper="https://arxiv.org/abs/2211.17192",
     stages=("draft",),
     claims_slot=("drafter",),
-    provides=("drafter",),
+    provides=("drafter", "fixed_chain"),
     keeps_kv=True,
     claims=(
         Claim(
@@ -141,6 +142,20 @@ class ModelDrafter:
     def attach(self, runner: DraftRunner) -> None:
         """How it runs its model."""
         self._runner = runner
+
+    @property
+    def chain_obstacle(self) -> str:
+        """Why its drafts are no chains of one length, as a remedy; empty where they are."""
+        if self.config.confidence:
+            return "Set confidence to 0: all chains of the program are of one length."
+        return ""
+
+    def fused_chain(self) -> FusedChain:
+        """What a round is made of that is one program."""
+        if self._runner is None:
+            raise InvariantError("draft_model drafts before it has a runner.")
+        decoder = self._runner.executor.decoder
+        return FusedChain(self.name, decoder, self.config.k, self.config.draws, self._ids)
 
     def begin(self, seq: int, tokens: Sequence[int]) -> None:
         """Nothing of its own to begin: the runner knows what is written."""

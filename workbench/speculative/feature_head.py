@@ -20,6 +20,7 @@ from workbench.models.decoder import Decoder
 from workbench.models.feature_decoder import FeatureDecoder
 from workbench.models.weightset import Pack
 from workbench.spec.errors import InvariantError
+from workbench.speculative.fused.program import FusedChain
 from workbench.speculative.growth import Growth
 
 
@@ -94,6 +95,21 @@ class FeatureHead:
     def attach(self, runner: FeatureRunner) -> None:
         """How it runs its layers."""
         self._runner = runner
+
+    @property
+    def chain_obstacle(self) -> str:
+        """Why its drafts are no chains of one length, as a remedy; empty where they are."""
+        if self.drafts.grow is not None:
+            return "Set width to 1: the program drafts chains, which have one shape."
+        if self.drafts.confidence:
+            return "Set confidence to 0: all chains of the program are of one length."
+        return "" if self.kv_layers == 1 else "Choose a model with one module: the program runs one layer."
+
+    def fused_chain(self) -> FusedChain:
+        """What a round is made of that is one program; only without a :attr:`chain_obstacle`."""
+        net, _ = self._parts()
+        depth, draws = self.drafts.depth, self.drafts.draws
+        return FusedChain(self.name, net.decoder, depth, draws, net.ids, self.features, net.fuse)
 
     def begin(self, seq: int, tokens: Sequence[int]) -> None:
         """The runner knows what is written; the rest it is shown."""

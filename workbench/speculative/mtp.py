@@ -55,7 +55,7 @@ SPEC = TechniqueSpec(
     paper="https://arxiv.org/abs/2412.19437",
     stages=("draft",),
     claims_slot=("drafter",),
-    provides=("drafter",),
+    provides=("drafter", "fixed_chain"),
     keeps_kv=True,
     claims=(
         Claim(

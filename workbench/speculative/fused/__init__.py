@@ -1,0 +1,1 @@
+"""A round of speculation as one program of fixed shapes."""
