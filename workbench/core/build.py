@@ -90,9 +90,9 @@ def build_engine(
         static_bytes=static,
         path=path + ((f"draft:{drafter.name}",) if drafter is not None else ()),
     )
-
-
     return with_rounds(plan, engine)
+
+
 def standalone_engine(plan: Plan, decoder: Decoder, selector: KVSelector | None = None) -> Engine:
     """An engine for measuring: a KV pool of its own, on a decoder that may be shared; it makes no text.
 

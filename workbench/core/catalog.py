@@ -56,9 +56,9 @@ MODULES: dict[str, str] = {
     "verify": "workbench.speculative.verify",
     "typical": "workbench.speculative.typical",
     "goodput": "workbench.speculative.goodput",
+    "fused_round": "workbench.speculative.fused_round",
     "rtn": "workbench.quant.rtn",
 }
-    "fused_round": "workbench.speculative.fused_round",
 
 
 @dataclass(frozen=True)

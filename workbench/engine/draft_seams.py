@@ -151,6 +151,7 @@ class Verdict:
     ``corrected``: the extra token replaces a rejected draft (False: it follows a fully accepted path).
     ``expected``: Σ min(p, q) of each node that was reached (Rao–Blackwell estimate of acceptance).
     ``mismatch``: of lossy rules, the chance at each accepted node that the model itself would differ.
+    ``rule``: what judged, where that is not the engine's ``Verify``.
     """
 
     path: tuple[int, ...]
@@ -158,9 +159,9 @@ class Verdict:
     corrected: bool
     expected: tuple[float, ...] = ()
     mismatch: tuple[float, ...] | None = None
+    rule: str = ""
 
 
-    ``rule``: what judged, where that is not the engine's ``Verify``.
 class Verify(Protocol):
     """Which drafted path is kept. ``exact`` rules leave the output law unchanged."""
 
@@ -168,7 +169,6 @@ class Verify(Protocol):
     exact: bool
 
     def rule_for(self, tree: DraftTree, *, greedy: bool) -> str:
-    rule: str = ""
         """Name of the rule that judges a draft, e.g. ``r1``."""
         ...
 

@@ -46,12 +46,12 @@ class Drafting:
         if self._shown is not None and seq.id not in self._known:
             self._begin(seq)
 
-    @property
     def know(self, seq: Sequence) -> None:
         """A sequence is drafted for from now on, by whatever means."""
         if seq.id not in self._known:
             self._begin(seq)
 
+    @property
     def max_draft(self) -> int:
         """Most tokens ever drafted per sequence and step."""
         return self.drafter.max_draft if self.drafter is not None else 0

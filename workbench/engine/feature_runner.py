@@ -103,9 +103,6 @@ class FeatureRunner(DraftRunner):
             rows.append(torch.stack([out.captured[layer][end] for layer in layers]))
         return rows
 
-    def _missed(self, ids: Seq[int], logits: int) -> tuple[list[SpanPlan], list[Tensor]]:
-        """Rows of what was committed since, at least the newest, with their states; they count as fed."""
-        spans, states = [], []
     def _missing_rows(self, seq: Sequence) -> tuple[int, int]:
         """Committed tokens that were not fed, at least the newest: its logits are wanted."""
         return min(self._fed[seq.id], len(seq.tokens) - 1), len(seq.tokens)
@@ -120,6 +117,9 @@ class FeatureRunner(DraftRunner):
         if states is not None:
             self.show(seq_id, newest, states)
 
+    def _missed(self, ids: Seq[int], logits: int) -> tuple[list[SpanPlan], list[Tensor]]:
+        """Rows of what was committed since, at least the newest, with their states; they count as fed."""
+        spans, states = [], []
         for i in ids:
             seq = self._live[i]
             first, end = min(self._fed[i], len(seq.tokens) - 1), len(seq.tokens)
