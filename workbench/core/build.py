@@ -57,11 +57,11 @@ def build_engine(
     )
     drafter, selector = bound(plan, "drafter", config), selector or kv_selector(plan, config)
     attach_target(drafter, decoder)
-    verify = None
-    if drafter is not None:
     control = bound(plan, "control", config)
     if isinstance(drafter, ExitDrafter) and isinstance(control, ExitControl):
         drafter.steer(control)
+    verify = None
+    if drafter is not None:
         rule = catalog.get("verify")
         verify = bound(plan, "verify", config) or rule.bind(rule.configure({}), context_of(plan, config))
     static = {"weights": decoder.weights.nbytes() + decoder.table_nbytes}
