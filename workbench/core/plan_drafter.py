@@ -18,7 +18,7 @@ def drafter_conflicts(configs: Mapping[str, Any], context: BindContext) -> list[
     placed = next((i for i in configs if catalog.get(i).spec.seam == "placement"), None)
     for technique_id, config in configs.items():
         technique = catalog.get(technique_id)
-        if technique.spec.seam != "drafter":
+        if technique.spec.seam not in ("drafter", "control"):
             continue
         try:
             drafter = technique.bind(config, context)

@@ -1,7 +1,7 @@
-"""The policy at work: Q while the text is like what it was learnt from, the best fixed choice otherwise.
+"""Learnt or fixed: Q while drafts fare as they did where it was learnt, the best fixed choice otherwise.
 
-It learns nothing online. What it expects to be accepted is that of the rounds it was judged by; when recent
-rounds are too far from it to be chance, drafting falls back to one exit and one length until they return.
+Nothing is learnt online. When recent rounds fare worse than chance explains, the text is of another kind, and
+drafting falls back to one exit and one length, or to none, until they fare as they should again.
 """
 
 from __future__ import annotations
@@ -9,67 +9,64 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 
-from workbench.spec.errors import OptionError
 from workbench.speculative.lede.rounds import Policy, Round, rate, static
-from workbench.speculative.lede.state import Limits, State, moved
+from workbench.speculative.lede.state import Limits
+
+_NARROW = 0.05  # no text is as even as to vary less from round to round
 
 
 @dataclass(frozen=True)
 class Guard:
-    """``learnt`` and ``fixed``: share of drafts that held-out rounds of either policy had accepted.
+    """``learnt``, ``fixed``: mean and deviation of the share of a held-out round's drafts that was accepted.
 
-    ``window`` rounds are compared with it; ``sigmas`` standard deviations of a binomial are too far.
+    ``window`` rounds are compared with them; ``sigmas`` standard errors below are too far to be chance.
     """
 
-    learnt: float
-    fixed: float
-    window: int = 64
+    learnt: tuple[float, float]
+    fixed: tuple[float, float]
+    window: int = 48
     sigmas: float = 4.0
 
-    def strange(self, accepted: int, drafted: int, *, fixed: bool) -> bool:
-        """Whether so few (or many) of the drafts were accepted that the text must be another kind."""
-        expected = self.fixed if fixed else self.learnt
-        spread = math.sqrt(max(expected * (1 - expected), 1e-4) * drafted)
-        return abs(accepted - expected * drafted) > self.sigmas * spread
+    def strange(self, shares: Sequence[float], *, fixed: bool) -> bool:
+        """Whether so few of the drafts were accepted that the text must be of another kind."""
+        mean, deviation = self.fixed if fixed else self.learnt
+        return fmean(shares) < mean - self.sigmas * max(deviation, _NARROW) / math.sqrt(len(shares))
 
 
-class Choice:
-    """Does what was learnt; where :class:`Guard` finds the text strange, what is fixed. One per sequence."""
+def fared(rounds: Sequence[Round]) -> tuple[float, float]:
+    """Mean and deviation of the share of drafts accepted, over the rounds that drafted; zeros without any."""
+    shares = [r.accepted / r.drafted for r in rounds if r.drafted]
+    return (fmean(shares), pstdev(shares)) if shares else (0.0, 0.0)
 
-    def __init__(self, learnt: Policy, fixed: Policy, guard: Guard) -> None:
-        self._learnt, self._fixed, self._guard = learnt, fixed, guard
-        self._rounds: list[tuple[int, int]] = []
-        self.safe = False  # whether it has fallen back
-        self.recent = guard.learnt
 
-    def __call__(self, state: State) -> int:
-        """What to do in a state of this sequence."""
-        return (self._fixed if self.safe else self._learnt)(state)
+class Watch:
+    """Counts how rounds fare; ``safe``: it has fallen back to what is fixed."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._shares: list[float] = []
+        self.safe = False
 
     def judged(self, accepted: int, drafted: int) -> None:
-        """What came of a round."""
-        self.recent = moved(self.recent, accepted, drafted)
-        self._rounds.append((accepted, drafted))
-        if len(self._rounds) < self._guard.window:
-            return
-        total = (sum(r[i] for r in self._rounds) for i in (0, 1))
-        self.safe = self._guard.strange(*total, fixed=self.safe)
-        self._rounds.clear()
+        """What came of a round that drafted."""
+        self._shares.append(accepted / drafted)
+        if len(self._shares) >= self._guard.window:
+            self.safe = self._guard.strange(self._shares, fixed=self.safe)
+            self._shares.clear()
 
 
 def best_static(
-    played: Callable[[Policy], Sequence[Round]], limits: Limits, longest: int = 0
+    played: Callable[[Policy, Limits], Sequence[Round]], limits: Limits
 ) -> tuple[int, int, float]:
     """Exit, length and rate of the best fixed choice, where ``played`` gives the rounds of a policy.
 
-    What a learnt policy must beat. Raises :class:`OptionError` where no layer can be left.
+    What a learnt policy must beat: it looks at no layer but its own. (0, 0, 1.0) where none beats no drafts.
     """
-    found = [
-        (exit, drafts, rate(list(played(static(exit, drafts)))))
-        for exit in range(1, limits.layers)
-        for drafts in range(1, (longest or limits.longest) + 1)
-    ]
-    if not found:
-        raise OptionError(f"A model of {limits.layers} layer cannot be left early.")
+    found = [(0, 0, 1.0)]
+    for exit in limits.exits:
+        alone = Limits(limits.layers, limits.longest, (exit,))
+        for drafts in range(1, limits.longest + 1):
+            found.append((exit, drafts, rate(list(played(static(exit, drafts), alone)))))
     return max(found, key=lambda f: f[2])

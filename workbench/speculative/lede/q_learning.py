@@ -6,16 +6,20 @@ discounted. The network is small: its cost is part of every decision it makes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.speculative.lede.replay import Replay
 from workbench.speculative.lede.rounds import Policy
-from workbench.speculative.lede.state import FEATURES, GO_ON, Limits, State
+from workbench.speculative.lede.state import FEATURES, GO_ON, STOP, Limits, State
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,35 @@ class QNetwork(nn.Module):
         out: Tensor = self.layers(states)
         return out
 
+    def values(self) -> Values:
+        """What it has learnt, as it stands."""
+        linear = [m for m in self.layers if isinstance(m, nn.Linear)]
+        return Values([(m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy()) for m in linear])
+
+
+class Values:
+    """A fitted network as plain arrays (weight [out, in], bias [out]): deciding takes microseconds."""
+
+    def __init__(self, layers: Sequence[tuple[Floats, Floats]]) -> None:
+        self.layers = tuple(layers)
+
+    def __call__(self, vector: Sequence[float]) -> tuple[float, float]:
+        """Worth of stopping and of going on."""
+        x: Floats = np.asarray(vector, np.float32)
+        for weight, bias in self.layers[:-1]:
+            x = np.maximum(weight @ x + bias, 0)
+        weight, bias = self.layers[-1]
+        stop, go_on = (weight @ x + bias).tolist()
+        return stop, go_on
+
     @property
     def operations(self) -> int:
         """Multiplications of one decision, to be counted against what it saves."""
-        return sum(p.numel() for p in self.parameters() if p.ndim == 2)
+        return sum(weight.size for weight, _ in self.layers)
+
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(weight.nbytes + bias.nbytes for weight, bias in self.layers)
 
 
 def targets(online: Callable[[Tensor], Tensor], frozen: Callable[[Tensor], Tensor], batch: Replay) -> Tensor:
@@ -87,13 +116,11 @@ def learn(
     return online
 
 
-def greedy(network: QNetwork, limits: Limits) -> Policy:
+def greedy(values: Values, limits: Limits) -> Policy:
     """The policy that does what is worth most."""
 
     def policy(state: State) -> int:
-        if not state.may_go_on(limits):
-            return 0
-        with torch.inference_mode():
-            return int(network(torch.tensor([state.vector(limits)]))[0].argmax())
+        stop, go_on = values(state.vector(limits))
+        return GO_ON if state.may_go_on(limits) and go_on > stop else STOP
 
     return policy

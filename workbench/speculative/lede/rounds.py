@@ -2,9 +2,10 @@
 
 An episode of the learner is one round. Rewards add up to accepted tokens minus ``price`` times its cost in
 passes of the whole model, heads that were read included. The verifying pass counts whole: of the drafts only
-the last goes through the first layers, but weights are read for it. A price of 1 compares with plain
-decoding, where a pass gives a token. A token's reward is paid where it was drafted, which a log knows: so
-what lies ahead of a state does not depend on what was gained before it.
+the last goes through the first layers, but weights are read for it. Without a draft the pass goes on where
+it was left. A price of 1 compares with plain decoding, where a pass gives a token. A token's reward is paid
+where it was drafted, which a log knows: so what lies ahead of a state does not depend on what was gained
+before it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from workbench.speculative.lede.state import GO_ON, STOP, Limits, Reading, State
 
 @dataclass(frozen=True)
 class Costs:
-    """In whole passes: ``head`` for reading one layer's law, ``choice`` for one decision, ``verify`` for the
-    target's pass."""
+    """In whole passes: ``head`` for reading a law, the last layer's as any, ``choice`` for one decision,
+    ``verify`` for the target's pass."""
 
     layers: int
     head: float = 0.0
@@ -29,7 +30,14 @@ class Costs:
 
     def looked(self, layers: int = 1) -> float:
         """Running so many layers on one draft, reading the last of them, and deciding."""
-        return layers / self.layers + self.head + self.choice
+        return self._run(layers) + self.head + self.choice
+
+    def finished(self, layers: int) -> float:
+        """The rest of a pass that stands behind so many layers, and drafts nothing."""
+        return self.verify - self._run(layers)
+
+    def _run(self, layers: int) -> float:
+        return layers * (1 - self.head) / self.layers
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Transition:
 
 @dataclass(frozen=True)
 class Round:
-    """A round that was played; ``cost`` in passes of the whole model."""
+    """A round that was played; ``cost`` in passes of the whole model; ``exit`` 0: nothing was drafted."""
 
     steps: tuple[Transition, ...]
     exit: int
@@ -81,16 +89,17 @@ Policy = Callable[[State], int]
 def play(world: World, policy: Policy, limits: Limits, costs: Costs, recent: float) -> Round:
     """One round under a policy; where a state leaves no choice the policy is not asked."""
     steps: list[Transition] = []
-    layer, drafted, spent = 1, 0, costs.looked()
+    layer, drafted = limits.exits[0], 0
+    entry = spent = costs.looked(layer)  # it is run and read whatever comes
     state = State(world.reading(0, layer), layer, 0, recent)
-    entry = spent  # the first layer is run whatever comes
     while True:
         action = policy(state) if state.may_go_on(limits) else STOP
         cost, after = 0.0, None
         if not state.chosen and action == GO_ON:
-            layer += 1
-            cost = costs.looked()
-            after = State(world.reading(0, layer), layer, 0, recent)
+            deeper = limits.deeper(layer)
+            cost = costs.looked(deeper - layer) if deeper else costs.finished(layer)
+            layer = deeper
+            after = State(world.reading(0, layer), layer, 0, recent) if deeper else None
         elif not state.chosen:
             drafted = 1
             after = State(state.reading, layer, drafted, recent, state.reading.confidence)
@@ -107,7 +116,7 @@ def play(world: World, policy: Policy, limits: Limits, costs: Costs, recent: flo
         if after is None:
             break
         state = after
-    accepted = world.accepted(layer, drafted)
+    accepted = world.accepted(layer, drafted) if drafted else 0
     return Round(_credited(steps, accepted), layer, drafted, accepted, spent)
 
 
@@ -122,10 +131,10 @@ def _credited(steps: list[Transition], accepted: int) -> tuple[Transition, ...]:
 
 
 def static(exit: int, drafted: int) -> Policy:
-    """The policy without eyes: always ``exit`` layers and ``drafted`` tokens."""
+    """The policy without eyes: always ``exit`` layers and ``drafted`` tokens; 0 layers: no draft."""
 
     def policy(state: State) -> int:
-        return GO_ON if (state.drafted < drafted if state.chosen else state.layer < exit) else STOP
+        return GO_ON if (state.drafted < drafted if state.chosen else state.layer != exit) else STOP
 
     return policy
 

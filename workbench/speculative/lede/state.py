@@ -14,8 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from workbench.spec.errors import OptionError
+
 STOP, GO_ON = 0, 1
-"""Actions. While the exit is chosen: leave here, or run another layer; then: verify, or draft another."""
+"""Actions. While the exit is chosen: leave here, or run on (behind the last exit to the model's end, with
+no draft). Then: verify, or draft another."""
 FEATURES = 8
 
 
@@ -29,10 +32,23 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """A model of ``layers`` that may be left behind any but the last; at most ``longest`` drafts."""
+    """A model of ``layers`` that may be left behind ``exits``, rising (none given: all but the last); at most
+    ``longest`` drafts. Raises :class:`OptionError` where no layer can be left."""
 
     layers: int
     longest: int = 12
+    exits: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        known = tuple(range(1, self.layers))
+        if not self.exits:
+            object.__setattr__(self, "exits", known)
+        if not self.exits or not set(self.exits) <= set(known) or list(self.exits) != sorted(set(self.exits)):
+            raise OptionError(f"A model of {self.layers} layers cannot be left behind {self.exits or 'any'}.")
+
+    def deeper(self, layer: int) -> int:
+        """The next exit behind one; 0 behind the last."""
+        return next((exit for exit in self.exits if exit > layer), 0)
 
 
 @dataclass(frozen=True)
@@ -51,8 +67,8 @@ class State:
         return self.drafted > 0
 
     def may_go_on(self, limits: Limits) -> bool:
-        """Whether there is another layer to leave at, or room for another draft."""
-        return self.drafted < limits.longest if self.chosen else self.layer < limits.layers - 1
+        """Whether another draft has room; without a draft one may always go on, to the end of the model."""
+        return not self.chosen or self.drafted < limits.longest
 
     def vector(self, limits: Limits) -> tuple[float, ...]:
         """The :data:`FEATURES` inputs of the Q-network, each in [0, 1]."""
@@ -66,13 +82,12 @@ class State:
         return (*self.reading, *where)
 
 
-def read(logits: Tensor) -> Reading:
-    """The reading of one row of logits [V] of an exit layer."""
-    law = logits.double().softmax(-1)
-    top = law.topk(min(2, len(law))).values
-    second = float(top[1]) if len(top) > 1 else 0.0
-    entropy = float(torch.special.entr(law).sum()) / math.log(len(law)) if len(law) > 1 else 0.0
-    return Reading(float(top[0]), min(1.0, max(0.0, entropy)), 1.0 - (float(top[0]) - second))
+def read(logits: Tensor) -> list[Reading]:
+    """The reading of each row of logits [n, V] of an exit layer; of two tokens at least."""
+    law = logits.float().softmax(-1)
+    top = law.topk(2).values.tolist()
+    entropy = (torch.special.entr(law).sum(-1) / math.log(law.shape[-1])).clamp(0, 1).tolist()
+    return [Reading(a, e, 1.0 - (a - b)) for (a, b), e in zip(top, entropy, strict=True)]
 
 
 def moved(recent: float, accepted: int, drafted: int, weight: float = 0.1) -> float:
