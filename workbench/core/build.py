@@ -20,15 +20,17 @@ from workbench.engine.bounds import reads_bounds
 from workbench.engine.chain_runner import ChainRunner
 from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_target import attach_target
+from workbench.engine.drafting import Runner
 from workbench.engine.engine import Engine
 from workbench.engine.executor import Executor
-from workbench.engine.exit_runner import ExitDrafter, ExitRunner
 from workbench.engine.exit_control import ExitControl
+from workbench.engine.exit_runner import ExitDrafter, ExitRunner
 from workbench.engine.feature_runner import FeatureRunner
 from workbench.engine.kv import KVCache
 from workbench.engine.scheduler import Boundary, Scheduler
 from workbench.engine.seams import AttentionOp, KVCodec
 from workbench.engine.selection import KVSelector
+from workbench.engine.split_runner import PeekingDrafter, SplitRunner
 from workbench.engine.text import MakeStream
 from workbench.models.config import KVGroup
 from workbench.models.decoder import Decoder
@@ -102,9 +104,12 @@ def standalone_engine(plan: Plan, decoder: Decoder, selector: KVSelector | None 
         return build_engine(plan, decoder, build_kv(plan, decoder), None, (), selector)
 
 
-def draft_runner(plan: Plan, drafter: Any, target: Decoder, kv: KVCache) -> DraftRunner | ExitRunner | None:
-    """What runs the layers of a drafter that has some, or that is some of the target's."""
+def draft_runner(plan: Plan, drafter: Any, target: Decoder, kv: KVCache) -> Runner | None:
+    """What runs the layers of a drafter that has some, that is some of the target's, or that is shown one."""
     config = target.config
+    if isinstance(drafter, PeekingDrafter):
+        own_pass = Executor(target, kv.stores, attention_op(plan, config), kv_groups(plan, config))
+        return SplitRunner(own_pass, drafter)
     if isinstance(drafter, ExitDrafter):
         shared = Executor(target, kv.stores, attention_op(plan, config), kv_groups(plan, config))
         made = ExitRunner(shared, drafter.exit_layers, reuse=drafter.reuse)

@@ -53,6 +53,8 @@ MODULES: dict[str, str] = {
     "eagle3": "workbench.speculative.eagle3",
     "fasteagle": "workbench.speculative.fasteagle",
     "hybrid": "workbench.speculative.hybrid",
+    "swiftspec": "workbench.speculative.swiftspec",
+    "mirror_sd": "workbench.speculative.mirror_sd",
     "verify": "workbench.speculative.verify",
     "typical": "workbench.speculative.typical",
     "goodput": "workbench.speculative.goodput",

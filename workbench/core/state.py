@@ -15,6 +15,7 @@ from workbench.core.build import build_engine
 from workbench.core.build_kv import build_kv, kv_key
 from workbench.core.build_weights import build_weights, weights_key
 from workbench.core.jobs import Job
+from workbench.core.placed import DraftPlace
 from workbench.core.runner import RequestJob
 from workbench.engine.engine import Engine
 from workbench.engine.kv import KVCache
@@ -44,6 +45,7 @@ class EngineState:
         self.held: dict[str, int] = {}  # bytes by category, replaced as a whole: other threads read it
         self._decoders: OrderedDict[tuple[str, ...], Decoder] = OrderedDict()
         self._kv: tuple[tuple[object, ...], KVCache] | None = None
+        self._place = DraftPlace()
         self._task: tuple[Job, Generator[None, None, Any]] | None = None
 
     def rebuild(self, plan: Plan, progress: Progress | None, cancel: Cancel) -> None:
@@ -63,6 +65,7 @@ class EngineState:
                 self._drop_kv()  # free the old pool before the new one is made
             kv = build_kv(plan, decoder, progress, cancel)
         engine = build_engine(plan, decoder, kv, self.tokenizer.stream, self.tokenizer.eos_ids)
+        self._place.settle(engine, plan, progress, cancel)
         if self._kv is not None and self._kv[1] is not kv:
             self._kv[1].close()
         self._kv, self.engine, self.plan = (key, kv), engine, plan
@@ -131,6 +134,7 @@ class EngineState:
     def rest(self) -> None:
         """Give weights and cache back; what is asked for next builds them again. Requests must have ended."""
         self._drop_kv()
+        self._place.close()
         self.resting = True
         self._decoders.clear()
         self._count()
@@ -169,8 +173,9 @@ class EngineState:
             job.fail(error)
 
     def free(self) -> None:
-        """Drop model, cache and engine."""
+        """Drop model, cache and engine, and end the drafter's process."""
         self._drop_kv()
+        self._place.close()
         self.jobs, self.plan, self._task = [], None, None
         self._decoders.clear()
         self._count()

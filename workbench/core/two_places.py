@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -20,6 +20,7 @@ from workbench.core.room import present
 from workbench.engine.engine import Engine
 from workbench.engine.sequence import Request
 from workbench.models.decoder import Decoder
+from workbench.models.progress import Cancel
 from workbench.models.registry import open_source
 from workbench.spec.errors import OptionError
 from workbench.spec.events import RequestEvent, StepEvent
@@ -27,12 +28,14 @@ from workbench.spec.plan import DType, Numerics
 from workbench.spec.recipe import Recipe
 from workbench.speculative.draft_model import cut_out
 from workbench.speculative.placement.messages import Worked
+from workbench.speculative.placement.mirror_worker import Windows
+from workbench.speculative.placement.placed import worker_of
 from workbench.speculative.placement.process_inbox import Inbox
 from workbench.speculative.placement.process_link import Delay, ProcessLink, pinned_cores
 from workbench.speculative.placement.remote import RemoteDrafter
 from workbench.speculative.placement.serve import serve
 from workbench.speculative.placement.tree_kv import TreeKV
-from workbench.speculative.placement.worker import DraftWorker, Growth
+from workbench.speculative.placement.worker import Growth
 from workbench.speculative.verify import ExactVerify
 
 # The pipe is watched before torch is imported, which takes seconds.
@@ -48,7 +51,8 @@ main(inbox)
 class DraftSetup:
     """The drafter's process: ``layers`` of the target it has (empty: all), and ``cores`` it is bound to.
 
-    ``device`` may be another than the target's: then the two are two devices indeed.
+    ``device`` may be another than the target's: then the two are two devices indeed. ``windows``: it drafts
+    windows and their branches, not a tree that grows freely.
     """
 
     model: str
@@ -59,6 +63,7 @@ class DraftSetup:
     threads: int = 1
     cores: tuple[int, ...] = ()
     growth: Growth = field(default_factory=Growth)
+    windows: Windows | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,7 @@ def start_drafter(
     timeout: float = 120.0,
     to_drafter: Delay | None = None,
     to_target: Delay | None = None,
+    cancel: Cancel = lambda: False,
 ) -> ProcessLink:
     """Start the drafter's process and wait until its model is there; close the link when done.
 
@@ -106,7 +112,7 @@ def start_drafter(
     link = ProcessLink(
         _CODE, json.dumps(asdict(setup)), to_drafter=to_drafter, to_target=to_target, environment=threads
     )
-    link.wait_ready(timeout)
+    link.wait_ready(timeout, cancel)
     return link
 
 
@@ -139,7 +145,7 @@ def run_two_places(
     steps: list[StepEvent] = []
     events: list[RequestEvent] = []
     target: list[Worked] = []
-    first, start = len(link.worked), time.monotonic()
+    start = time.monotonic()
     try:
         for request in requests:
             engine.add(request)
@@ -155,20 +161,20 @@ def run_two_places(
         engine.reset()
         if before:
             pinned_cores(before)
-    return TwoPlaces(
-        tuple(steps), tuple(events), tuple(target), tuple(link.worked[first:]), start, time.monotonic()
-    )
+    draft = tuple(w for w in link.worked if w.end > start)
+    return TwoPlaces(tuple(steps), tuple(events), tuple(target), draft, start, time.monotonic())
 
 
 def main(inbox: Inbox) -> None:
     """The drafter's process."""
     data = json.loads(inbox.setup)
     lists = {name: tuple(data[name]) for name in ("layers", "cores")}
-    setup = replace(DraftSetup(**{**data, **lists}), growth=Growth(**data["growth"]))
+    windows = Windows(**data["windows"]) if data["windows"] else None
+    setup = DraftSetup(**{**data, **lists, "growth": Growth(**data["growth"]), "windows": windows})
     cores = pinned_cores(setup.cores)
     torch.set_num_threads(setup.threads)
     with torch.inference_mode():
-        serve(DraftWorker(TreeKV(_model(setup)), setup.growth), inbox, cores)
+        serve(worker_of(TreeKV(_model(setup)), setup.windows or setup.growth), inbox, cores)
 
 
 def _model(setup: DraftSetup) -> Decoder:

@@ -149,6 +149,15 @@ class Verdict:
     """Outcome of verification: accepted nodes in order, then one token of the model's own.
 
     ``corrected``: the extra token replaces a rejected draft (False: it follows a fully accepted path).
+@runtime_checkable
+class WarningDrafter(Drafter, Protocol):
+    """A drafter that may lose what it drafts with; decoding then goes on without it."""
+
+    def warnings(self) -> tuple[str, ...]:
+        """What whoever runs it should know, each said once."""
+        ...
+
+
     ``expected``: Σ min(p, q) of each node that was reached (Rao–Blackwell estimate of acceptance).
     ``mismatch``: of lossy rules, the chance at each accepted node that the model itself would differ.
     ``rule``: what judged, where that is not the engine's ``Verify``.

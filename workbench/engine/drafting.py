@@ -14,15 +14,16 @@ from torch import Tensor
 
 from workbench.engine.draft_law import RequestLaw
 from workbench.engine.draft_runner import DraftRunner
-from workbench.engine.draft_seams import DraftContext, Drafter, DraftTree, FeatureDrafter
+from workbench.engine.draft_seams import DraftContext, Drafter, DraftTree, FeatureDrafter, WarningDrafter
 from workbench.engine.exit_runner import Entry, ExitRunner
 from workbench.engine.scheduler import Batch
 from workbench.engine.seams import StepPlan
 from workbench.engine.sequence import Sequence
+from workbench.engine.split_runner import SplitRunner
 from workbench.spec.errors import InvariantError
 from workbench.spec.events import TokenInfo
 
-Runner = DraftRunner | ExitRunner
+Runner = DraftRunner | ExitRunner | SplitRunner
 
 
 class Drafting:
@@ -83,8 +84,10 @@ class Drafting:
         return out
 
     def enter(self, plan: StepPlan, *, whole: bool) -> Entry:
-        """Where the model's pass over a step begins: behind layers that drafted, unless it is ``whole``."""
-        return self.runner.enter(plan) if isinstance(self.runner, ExitRunner) and not whole else Entry()
+        """Where the model's pass over a step begins: behind layers that drafted or were shown, unless it is
+        ``whole``."""
+        split = isinstance(self.runner, ExitRunner | SplitRunner) and not whole
+        return self.runner.enter(plan) if split else Entry()  # type: ignore[union-attr]
 
     def before_commit(
         self, seq: Sequence, start: int, computed: int, rows: Seq[int], captured: Mapping[int, Tensor]
@@ -125,6 +128,10 @@ class Drafting:
         if self.drafter is not None and seq.id in self._known:
             self.drafter.forget(seq.id)
             self._known.discard(seq.id)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What the drafter has to say since it was last asked."""
+        return self.drafter.warnings() if isinstance(self.drafter, WarningDrafter) else ()
 
     def nbytes(self) -> int:
         """Bytes of draft state."""

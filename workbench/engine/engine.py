@@ -394,5 +394,5 @@ class Engine:
             path=self.path,
             peak=peak,
             cold=cold.report() if cold is not None else {},
-            warnings=cold.warnings() if cold is not None else (),
+            warnings=(*(cold.warnings() if cold is not None else ()), *self.drafting.warnings()),
         )

@@ -8,7 +8,7 @@ passes through it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -29,6 +29,19 @@ class ExitAdapter:
     matrix: Tensor
 
 
+Leave = Callable[[Tensor], Tensor]
+"""What the head is given [R, H], of the stream [R, H] that leaves a layer."""
+
+
+def adapted(leave: Leave, adapter: ExitAdapter | None, decoder: Decoder) -> Leave:
+    """The last norm ``leave`` with an adapter before it, in the decoder's precision."""
+    if adapter is None:
+        return leave
+    dtype = decoder.weights.residual_dtype
+    norm, matrix = fast_norm(adapter.gain.to(dtype), decoder.config.norm_eps), adapter.matrix.to(dtype).T
+    return lambda stream: leave(stream + norm(stream) @ matrix)
+
+
 class ExitDecoder(Decoder):
     """The first ``layers`` layers of a target, its final norm and head; an ``adapter`` before them."""
 
@@ -40,10 +53,7 @@ class ExitDecoder(Decoder):
             )
         part = cut_out(target, range(layers))
         super().__init__(part.config, part.weights)
-        if adapter is not None:
-            leave, dtype = self._final_norm, part.weights.residual_dtype
-            norm, matrix = fast_norm(adapter.gain.to(dtype), config.norm_eps), adapter.matrix.to(dtype).T
-            self._final_norm = lambda stream: leave(stream + norm(stream) @ matrix)
+        self._final_norm = adapted(self._final_norm, adapter, self)
 
 
 class ExitProxy:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
@@ -57,11 +57,27 @@ class TailNode:
 
 @checked(frozen=True, config=_EXACT)
 class TailStream:
-    """Drafter to target: nodes to be added to the tree below the first ``base_len`` ids, parents first."""
+    """Drafter to target: nodes to be added to the tree below the first ``base_len`` ids, parents first.
+
+    ``reused``: they were there when the verdict came.
+    """
 
     stream: int
     base_len: int
     nodes: tuple[TailNode, ...]
+    reused: bool = False
+
+
+@checked(frozen=True, config=_EXACT)
+class Candidates:
+    """Target to drafter: what a proxy says may follow at each place of the window behind ``base_len`` ids.
+
+    ``places[i]``: (token, logarithm of its chance) behind ``i`` drafts of the window, likeliest first.
+    """
+
+    stream: int
+    base_len: int
+    places: tuple[tuple[tuple[int, float], ...], ...]
 
 
 @checked(frozen=True, config=_EXACT)
@@ -73,27 +89,27 @@ class Close:
 
 @checked(frozen=True, config=_EXACT)
 class Ready:
-    """Drafter to target: its model is loaded; ``cores`` it may run on (empty: any)."""
+    """Drafter to target: its model is loaded; ``cores`` it may run on (empty: any), ``nbytes`` of weights."""
 
     cores: tuple[int, ...] = ()
+    nbytes: int = 0
 
 
 @checked(frozen=True, config=_EXACT)
 class Worked:
-    """Drafter to target: one batch, in seconds of the system's monotonic clock."""
+    """Drafter to target: one batch, in seconds of the system's monotonic clock; ``held``: bytes of its KV."""
 
     start: float
     end: float
     rows: int
     nodes: int
+    held: int = 0
 
 
-Message = DraftSync | VerifyCommit | TailStream | Close | Ready | Worked
+Message = DraftSync | VerifyCommit | Candidates | TailStream | Close | Ready | Worked
 
 
-_KINDS: Mapping[str, TypeAdapter[Any]] = {
-    kind.__name__: TypeAdapter(kind) for kind in (DraftSync, VerifyCommit, TailStream, Close, Ready, Worked)
-}
+_KINDS: Mapping[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(Message)}
 
 
 def to_line(message: Message) -> str:

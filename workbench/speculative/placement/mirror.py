@@ -8,14 +8,13 @@ rule may judge them; the candidates are the drafter's own law, or that of a ``pr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.speculative.placement.branches import Path, Rollout, RolloutStats, outcomes, roll_out
-from workbench.speculative.placement.draft_stream import DraftStream
 from workbench.speculative.placement.messages import ROOT
+from workbench.speculative.placement.mirror_stream import MirrorStream
 from workbench.speculative.placement.tree_kv import TreeKV
 
 Proxy = Callable[[Sequence[int], Path], Sequence[int]]
@@ -40,75 +39,6 @@ class MirrorStep:
     rows: int
 
 
-class _Stream(DraftStream):
-    """Chains below chosen nodes; what is known to follow a node is remembered while the node lives."""
-
-    def __init__(self, kv: TreeKV, tokens: Sequence[int], gamma: int, kappa: int) -> None:
-        nodes = gamma + (gamma + 1) * kappa * (gamma + 1)
-        super().__init__(kv, tokens, top=kappa + 1, max_nodes=nodes, max_depth=2 * gamma + 1)
-        self.ranked: dict[int, list[tuple[int, float]]] = {}
-        self.pending: Rollout | None = None
-        self.step: MirrorStep | None = None
-        self.rows = 0
-
-    def know(self, nodes: Sequence[int]) -> bool:
-        """See to it that what follows these nodes is known; whether anything had to be fed."""
-        new = [n for n in nodes if n not in self.ranked]
-        if not new:
-            return False
-        logits, rows = self.feed_root() if new == [ROOT] else self.feed(new)
-        self.rows += rows
-        values, ids = logits.log_softmax(-1).topk(min(self.top, logits.shape[-1]))
-        for node, tokens, chances in zip(new, ids.tolist(), values.tolist(), strict=True):
-            pairs = zip(tokens, chances, strict=True)
-            self.ranked[node] = [(token, chance) for token, chance in pairs if math.isfinite(chance)]
-        return True
-
-    def extend(self, nodes: Sequence[int], length: int) -> tuple[list[int], int]:
-        """The likeliest chain of ``length`` below each node: its last nodes, and the levels that were fed."""
-        ends, levels = list(nodes), 0
-        for _ in range(length):
-            levels += self.know(ends)
-            ends = [self._below(n, self.ranked[n][0]) for n in ends]
-        return ends, levels
-
-    def chain(self, length: int) -> list[int]:
-        """The nodes that hang below the root as a window, as many as there are."""
-        out: list[int] = []
-        at = ROOT
-        while len(out) < length and (below := self.tree.children(at)):
-            at = below[0]
-            out.append(at)
-        return out
-
-    def put(self, parent: int, token: int) -> int:
-        """The child with a token, as candidates of a proxy become nodes."""
-        chances = dict(self.ranked.get(parent, ()))
-        return self._below(parent, (token, chances.get(token, 0.0)))
-
-    def settle(self, tokens: Sequence[int]) -> None:
-        """A verdict."""
-        new = self.tree.path(self._find(tokens))[-1:] if self._find(tokens) != ROOT else []
-        known = self.ranked.get(new[0]) if new else None
-        self.commit(tokens)
-        self.ranked = {n: r for n, r in self.ranked.items() if n in self.tree.nodes}
-        if known is not None:
-            self.ranked[ROOT] = known
-
-    def _find(self, tokens: Sequence[int]) -> int:
-        at = ROOT
-        for token in tokens:
-            child = self.tree.child(at, token)
-            if child is None:
-                return ROOT
-            at = child
-        return at
-
-    def _below(self, parent: int, candidate: tuple[int, float]) -> int:
-        child = self.tree.child(parent, candidate[0])
-        return child if child is not None else self.tree.add(parent, [candidate])[0]
-
-
 class MirrorDrafter:
     """Windows of ``gamma`` tokens, ``kappa`` candidates at each of its ends."""
 
@@ -121,11 +51,13 @@ class MirrorDrafter:
         self.log: list[MirrorStep] = []
         self._kv = kv
         self._proxy = proxy
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, MirrorStream] = {}
+        self._pending: dict[int, Rollout] = {}
+        self._steps: dict[int, MirrorStep] = {}
 
     def begin(self, seq: int, tokens: Sequence[int]) -> None:
         """A sequence starts."""
-        self._streams[seq] = _Stream(self._kv, tokens, self.max_draft, self.kappa)
+        self._streams[seq] = MirrorStream(self._kv, tokens, self.max_draft, self.kappa)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
         """Each sequence's window: a branch of the last round, or a chain drafted now; then its branches."""
@@ -134,8 +66,7 @@ class MirrorDrafter:
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
         """The verdict takes up a branch, or none."""
         stream = self._streams[seq]
-        rollout, step = stream.pending, stream.step
-        stream.pending = stream.step = None
+        rollout, step = self._pending.pop(seq, None), self._steps.pop(seq, None)
         # A verdict that is the window's own beginning was cut by the end of the output.
         if rollout is not None and tuple(tokens) != rollout.window[: len(tokens)]:
             self.stats.count(rollout, len(tokens) - 1, tokens[-1])
@@ -146,12 +77,14 @@ class MirrorDrafter:
     def forget(self, seq: int) -> None:
         """The sequence ended."""
         self._streams.pop(seq).close()
+        self._pending.pop(seq, None)
+        self._steps.pop(seq, None)
 
     def nbytes(self) -> int:
         """Bytes of its KV."""
         return self._kv.nbytes()
 
-    def _propose(self, stream: _Stream, context: DraftContext) -> DraftTree | None:
+    def _propose(self, stream: MirrorStream, context: DraftContext) -> DraftTree | None:
         gamma = min(self.max_draft, context.room)
         deepest = len(stream.tokens) - 1 + 2 * self.max_draft + 1
         if gamma <= 0 or deepest >= self._kv.limit:
@@ -163,12 +96,14 @@ class MirrorDrafter:
             fresh = stream.extend([ROOT], gamma)[1]
             window = stream.chain(gamma)
         tokens = [stream.tree.nodes[n].token for n in window]
-        levels = self._roll_out(stream, window, tokens)
-        stream.step = MirrorStep(context.seq, hit, False, len(tokens), 0, fresh, levels, stream.rows)
+        self._pending[context.seq], levels = self._roll_out(stream, window, tokens)
+        self._steps[context.seq] = MirrorStep(
+            context.seq, hit, False, len(tokens), 0, fresh, levels, stream.rows
+        )
         return DraftTree.chain(tokens, self.name)
 
-    def _roll_out(self, stream: _Stream, window: list[int], tokens: list[int]) -> int:
-        """Make all branches of a window; the levels this took."""
+    def _roll_out(self, stream: MirrorStream, window: list[int], tokens: list[int]) -> tuple[Rollout, int]:
+        """Make all branches of a window, and the levels this took."""
         places = [ROOT, *window]
         levels = sum(stream.know([place]) for place in places)
 
@@ -186,5 +121,4 @@ class MirrorDrafter:
             levels += fed
             return [stream.tree.tokens(n)[len(path) :] for n, path in zip(last, paths, strict=True)]
 
-        stream.pending = roll_out(tokens, ends, extend)
-        return levels
+        return roll_out(tokens, ends, extend), levels

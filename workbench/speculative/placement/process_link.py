@@ -19,12 +19,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from workbench.spec.errors import JobFailed, PayloadError
+from workbench.models.progress import Cancel
+from workbench.spec.errors import Cancelled, JobFailed, PayloadError
 from workbench.speculative.placement.messages import Close, Message, Ready, Worked, from_line, to_line
 
 Delay = Callable[[], float]
 """Seconds that the next message is held back, for tests of slow links."""
 
+KEPT = 1 << 16
+"""Batches of the drafter's that are remembered."""
 GRACE = 2.0
 """Seconds that a process is given to end by itself, and then to end when told."""
 
@@ -45,7 +48,7 @@ class ProcessLink:
         to_target: Delay | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
-        self.worked: list[Worked] = []
+        self.worked: deque[Worked] = deque(maxlen=KEPT)
         self.ready: Ready | None = None
         self.broken = ""  # why nobody listens any more, where it is known
         self.to_drafter, self.to_target = to_drafter, to_target
@@ -84,10 +87,18 @@ class ProcessLink:
         """Whether the process runs and its pipes are whole."""
         return not self.broken and self._process.poll() is None
 
-    def wait_ready(self, timeout: float) -> Ready:
-        """Wait for the drafter's model; raises :class:`JobFailed` when it does not come."""
+    def nbytes(self) -> int:
+        """Weights and KV of the drafter, as it last said."""
+        weights = self.ready.nbytes if self.ready is not None else 0
+        return (weights + (self.worked[-1].held if self.worked else 0)) if self.alive else 0
+
+    def wait_ready(self, timeout: float, cancel: Cancel = lambda: False) -> Ready:
+        """Wait for its model. Raises :class:`JobFailed` when it does not come, and :class:`Cancelled`."""
         until = time.monotonic() + timeout
         while self.ready is None:
+            if cancel():
+                self.close()
+                raise Cancelled("The start of the drafter's process was cancelled.")
             left = until - time.monotonic()
             if left <= 0 or (not self.alive and self._came.empty()):
                 why = self.broken or ("it was not ready in time" if left <= 0 else "it ended")

@@ -8,8 +8,9 @@ for trees that are pruned after their values were seen.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from workbench.engine.draft_seams import DraftContext, DraftTree
@@ -23,6 +24,15 @@ class Link(Protocol):
     @property
     def alive(self) -> bool:
         """Whether anybody listens."""
+        ...
+
+    @property
+    def broken(self) -> str:
+        """Why nobody does, where it is known."""
+        ...
+
+    def nbytes(self) -> int:
+        """Bytes that the drafter's side holds, as far as it said."""
         ...
 
     def send(self, message: Message) -> None:
@@ -55,12 +65,12 @@ class RemoteDrafter:
         self._max_nodes = max_nodes
         self._vocab = vocab
         self._by_stream: dict[int, TailBook] = {}
-        self._streams = 0
+        self._numbers: Iterator[int] = itertools.count(1)
+        self._told = False
 
     def begin(self, seq: int, tokens: Sequence[int]) -> None:
         """A stream of its own for each life of a sequence."""
-        self._streams += 1
-        book = TailBook(self._streams, tokens, max_nodes=self._max_nodes, vocab=self._vocab)
+        book = TailBook(next(self._numbers), tokens, max_nodes=self._max_nodes, vocab=self._vocab)
         self.books[seq] = self._by_stream[book.stream] = book
         self._link.send(book.sync())
 
@@ -68,9 +78,7 @@ class RemoteDrafter:
         """The likeliest subtree of each stream, of what has come until now."""
         self._receive(0.0)
         books = [self.books[c.seq] for c in contexts]
-        if self._patience and any(not len(b.tree) for b in books) and self._link.alive:
-            self.waits += 1
-            self._receive(self._patience)
+        self._wait(books)
         trees = [
             b.draft(min(self.max_draft, c.room), self.name) for b, c in zip(books, contexts, strict=True)
         ]
@@ -89,14 +97,33 @@ class RemoteDrafter:
         self._link.send(Close(book.stream))
 
     def nbytes(self) -> int:
-        """The drafter's state is elsewhere."""
-        return 0
+        """Bytes of the drafter's side, wherever that is."""
+        return self._link.nbytes()
+
+    def warnings(self) -> tuple[str, ...]:
+        """Said once: nobody listens any more."""
+        if self._told or self._link.alive:
+            return ()
+        self._told = True
+        why = f" ({self._link.broken})" if self._link.broken else ""
+        return (
+            f"{self.name}: the drafter's process has ended{why}; decoding goes on without drafts, "
+            "until a recipe is applied again.",
+        )
+
+    def _wait(self, books: Sequence[TailBook]) -> None:
+        if self._patience and any(not len(b.tree) for b in books) and self._link.alive:
+            self.waits += 1
+            self._receive(self._patience)
 
     def _receive(self, wait: float) -> None:
         for message in self._link.poll(wait):
             if isinstance(message, TailStream):
                 book = self._by_stream.get(message.stream)
                 if book is not None:
-                    book.receive(message)
+                    self._take(book, message)
                 else:
                     self.refused["stream"] += len(message.nodes)
+
+    def _take(self, book: TailBook, tail: TailStream) -> None:
+        book.receive(tail)

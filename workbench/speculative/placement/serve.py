@@ -6,12 +6,12 @@ import time
 
 from workbench.speculative.placement.messages import Ready, Worked
 from workbench.speculative.placement.process_inbox import Inbox
-from workbench.speculative.placement.worker import DraftWorker
+from workbench.speculative.placement.worker import Worker
 
 
-def serve(worker: DraftWorker, inbox: Inbox, cores: tuple[int, ...] = ()) -> None:
+def serve(worker: Worker, inbox: Inbox, cores: tuple[int, ...] = ()) -> None:
     """Run until the target closes all, or is gone."""
-    inbox.say(Ready(cores))
+    inbox.say(Ready(cores, worker.kv.weights_nbytes()))
     while not worker.closed:
         messages = inbox.messages(wait=not worker.has_work)
         if messages is None:
@@ -22,8 +22,7 @@ def serve(worker: DraftWorker, inbox: Inbox, cores: tuple[int, ...] = ()) -> Non
                 inbox.say(answer)
         start = time.monotonic()
         tail, rows = worker.work()
+        if tail is not None:
+            inbox.say(tail)
         if rows:
-            if tail is not None:
-                inbox.say(tail)
-            nodes = len(tail.nodes) if tail is not None else 0
-            inbox.say(Worked(start, time.monotonic(), rows, nodes))
+            inbox.say(Worked(start, time.monotonic(), rows, worker.made, worker.kv.nbytes()))

@@ -43,6 +43,10 @@ class TreeKV:
         """Bytes of K and V held, free slots included."""
         return sum(kv.untyped_storage().nbytes() for kv in self._kv)
 
+    def weights_nbytes(self) -> int:
+        """Bytes of its weights and rotary tables."""
+        return self.decoder.weights.nbytes() + self.decoder.table_nbytes
+
     @property
     def used(self) -> int:
         """Slots that hold something."""

@@ -75,6 +75,7 @@ class VirtualLink:
     """The target's link on the virtual clock; ``now`` is the target's time."""
 
     alive = True
+    broken = ""
 
     def __init__(self, worker: DraftWorker, latencies: Latencies, out: Simulated) -> None:
         self.now = 0.0
@@ -107,6 +108,10 @@ class VirtualLink:
         while self._up and self._up[0][0] <= self.now:
             out.append(heapq.heappop(self._up)[2])
         return out
+
+    def nbytes(self) -> int:
+        """Bytes of the drafter's KV."""
+        return self._worker.kv.nbytes()
 
     def end(self, at: float) -> None:
         """The target's step is over: what it had to say goes out."""

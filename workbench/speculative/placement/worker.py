@@ -7,6 +7,7 @@ process on a virtual clock, in a process of its own) is not its business: messag
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from workbench.speculative.placement.draft_stream import DraftStream
 from workbench.speculative.placement.evolving_tree import TreeStats
@@ -30,11 +31,33 @@ class Growth:
     max_depth: int = 12
 
 
+class Worker(Protocol):
+    """A drafter's side, however it drafts: messages in, batches of work, messages out."""
+
+    kv: TreeKV
+    closed: bool
+    made: int  # nodes that the last batch added
+
+    def handle(self, message: Message) -> TailStream | None:
+        """What the target said; an answer, if there is one at once."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether :meth:`work` would do something."""
+        ...
+
+    def work(self) -> tuple[TailStream | None, int]:
+        """One batch: what is to be told, and the rows it took."""
+        ...
+
+
 class DraftWorker:
     """Streams by number, served in turn."""
 
     def __init__(self, kv: TreeKV, growth: Growth | None = None) -> None:
         self.kv = kv
+        self.made = 0
         self.growth = growth or Growth()
         self.streams: dict[int, DraftStream] = {}
         self.closed = False
@@ -81,6 +104,7 @@ class DraftWorker:
             self.streams[number] = stream  # last in turn
             if stream.batch(self.growth.width):
                 made, rows = stream.grow(self.growth.width)
+                self.made = len(made)
                 return self._tail(number, made), rows
         return None, 0
 

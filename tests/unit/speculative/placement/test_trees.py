@@ -10,6 +10,7 @@ from workbench.spec.errors import InvariantError, PayloadError
 from workbench.speculative.placement.evolving_tree import EvolvingTree
 from workbench.speculative.placement.messages import (
     ROOT,
+    Candidates,
     Close,
     DraftSync,
     Ready,
@@ -101,9 +102,11 @@ def test_no_verdict_is_empty() -> None:
         DraftSync(3, (1, 2)),
         VerifyCommit(3, 2, (5,)),
         TailStream(3, 2, (TailNode(0, ROOT, 2, 9, -0.25), TailNode(1, 0, 3, 8, -1.5))),
+        TailStream(3, 2, (), True),
+        Candidates(3, 2, (((9, -0.5), (4, -1.5)), ((8, -0.25),))),
         Close(3),
         Close(),
-        Ready((1,)),
+        Ready((1,), 4096),
         Worked(1.5, 1.75, 3, 9),
     ],
 )

@@ -1,0 +1,118 @@
+"""Mirror speculative decoding: the drafter works on every way a window may end while the target decides.
+
+"Mirror Speculative Decoding: Breaking the Serial Barrier in LLM Inference" (arXiv 2510.13161). Behind its
+first layers the target says which tokens it may choose at each place of the window, and goes on; the drafter,
+in a process of its own, continues all of them. A verdict that was foreseen finds its next window made. The
+proxy is the target's own head on an inner layer, through an adapter where one was trained; it decides what is
+made ahead, never what is accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from workbench.spec.errors import OptionError
+from workbench.spec.technique import Claim, TechniqueSpec, option
+from workbench.speculative.placement.mirror_target import MirrorTarget
+from workbench.speculative.placement.mirror_worker import Windows
+from workbench.speculative.placement.placed import Place, Where, draft_layers
+
+
+@dataclass(frozen=True)
+class Config:
+    """The window, what is foreseen of its end, what drafts, and where it sits."""
+
+    k: int = option(4, low=1, high=16, unit="tokens", help="Tokens of a window.")
+    kappa: int = option(
+        3, low=1, high=16, unit="tokens", help="Candidates at each place of a window: its branches."
+    )
+    exit: int = option(
+        0,
+        low=0,
+        high=1024,
+        unit="layers",
+        help="Layers of the target before it says what it may choose. 0: those of the trained adapter, else "
+        "two thirds.",
+    )
+    layers: int = option(
+        0,
+        low=0,
+        high=1024,
+        unit="layers",
+        help="Layers of the target that the drafter has: the first ones, and the last. 0: one more than a "
+        "fifth.",
+    )
+    place: str = option(
+        "process",
+        choices=("process", "here"),
+        help="A process of its own, or this one: then branches are made before the target goes on.",
+    )
+    device: str = option("cpu", choices=("cpu", "cuda"), help="Device of the drafter's process.")
+    pin: bool = option(True, help="Bind the drafter's process to the last core there is (where systems can).")
+    wait: float = option(
+        2000.0,
+        low=0.0,
+        high=60_000.0,
+        unit="ms",
+        help="How long the target waits for a window before it goes on without.",
+    )
+    delay: float = option(
+        0.0, low=0.0, high=1000.0, unit="ms", help="Hold back every message, as on a slower link."
+    )
+
+
+SPEC = TechniqueSpec(
+    id="mirror_sd",
+    title="Mirror speculative decoding",
+    family="speculative",
+    seam="drafter",
+    kind="exact",
+    summary=(
+        "While the target verifies a window, a drafter in a process of its own continues every end that the "
+        "target's inner layers foresee. A verdict that was foreseen costs no drafting time."
+    ),
+    paper="https://arxiv.org/abs/2510.13161",
+    stages=("draft",),
+    claims_slot=("drafter",),
+    provides=("drafter",),
+    claims=(
+        Claim(
+            "2.8 to 5.8 times faster, 30% over EAGLE-3 on average",
+            "server models of 14 to 66 billion parameters, Spec-Bench, GPU and NPU",
+            "https://arxiv.org/abs/2510.13161",
+        ),
+    ),
+)
+
+
+def peek_layers(target: int, asked: int) -> int:
+    """Layers that run before the proxy (asked 0: two thirds). Raises :class:`OptionError` for all of them."""
+    layers = asked or max(1, min(target - 1, round(target * 2 / 3)))
+    if layers >= target:
+        raise OptionError(
+            f"mirror_sd.exit = {layers} leaves nothing to hide behind: the target has {target} layers.",
+            hint=f"Choose {target - 1} at most." if target > 1 else "Choose another drafter.",
+        )
+    return layers
+
+
+def bind(config: Config, context: Any) -> MirrorTarget:
+    """The drafter, here; a session gives it its process. Raises :class:`OptionError` for too many layers."""
+    windows = Windows(config.k, config.kappa)
+    total = context.config.num_layers
+    place = Place(
+        draft_layers(SPEC.id, total, config.layers),
+        windows,
+        cast(Where, config.place),
+        config.device,
+        config.pin,
+        config.delay / 1e3,
+    )
+    return MirrorTarget(
+        SPEC.id,
+        place,
+        windows,
+        peek_layers=peek_layers(total, config.exit),
+        patience=config.wait / 1e3,
+    )

@@ -1,0 +1,164 @@
+"""Mirror's drafter as a side of its own: windows out, candidates in, branches while the target goes on.
+
+Mirror Speculative Decoding (arXiv 2510.13161). A window of γ tokens is sent whole; when the target's proxy
+has said what may follow at each of its γ + 1 places, every candidate is continued, all of them one level at a
+time, so that a verdict is heard between two levels. A verdict that was foreseen makes its branch the next
+window, finished where it is short; any other one has a window drafted afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workbench.speculative.placement.branches import outcomes
+from workbench.speculative.placement.messages import (
+    ROOT,
+    Candidates,
+    Close,
+    DraftSync,
+    Message,
+    TailStream,
+    VerifyCommit,
+)
+from workbench.speculative.placement.mirror_stream import MirrorStream
+from workbench.speculative.placement.tree_kv import TreeKV
+
+
+@dataclass(frozen=True)
+class Windows:
+    """``gamma`` tokens of a window, ``kappa`` candidates at each of its places."""
+
+    gamma: int = 4
+    kappa: int = 3
+
+
+@dataclass
+class _Live:
+    """A stream; ``sent``: the target has its window. ``ends``: of branches that lack ``left`` levels."""
+
+    stream: MirrorStream
+    sent: bool = False
+    reused: bool = False
+    places: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    left: int = 0
+
+
+class MirrorWorker:
+    """Streams by number, served in turn."""
+
+    def __init__(self, kv: TreeKV, windows: Windows | None = None) -> None:
+        self.kv = kv
+        self.windows = windows or Windows()
+        self.closed = False
+        self.made = 0
+        self.out_of_step = 0  # verdicts that did not follow what was known: their stream ends
+        self._live: dict[int, _Live] = {}
+
+    def handle(self, message: Message) -> TailStream | None:
+        """What the target said; the answer to a verdict that was foreseen in time is the next window."""
+        match message:
+            case DraftSync(stream=number, tokens=tokens):
+                self._end(number)
+                if tokens:
+                    w = self.windows
+                    self._live[number] = _Live(MirrorStream(self.kv, tokens, w.gamma, w.kappa))
+            case Candidates():
+                self._foresee(message)
+            case VerifyCommit(stream=number, pre_len=pre_len, tokens=tokens):
+                live = self._live.get(number)
+                if live is None:
+                    return None
+                if pre_len != len(live.stream.tokens) or not tokens:
+                    self.out_of_step += 1
+                    self._end(number)
+                    return None
+                return self._settle(number, live, tokens)
+            case Close(stream=closed):
+                for number in list(self._live) if closed is None else [closed]:
+                    self._end(number)
+                self.closed = self.closed or closed is None
+            case _:
+                pass  # not for this side
+        return None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a window is owed, or a branch is short."""
+        return any(not live.sent or live.left for live in self._live.values())
+
+    def work(self) -> tuple[TailStream | None, int]:
+        """One level of the stream whose turn it is: its window if it is whole now, and the rows this took."""
+        for number in list(self._live):
+            live = self._live.pop(number)
+            self._live[number] = live  # last in turn
+            if live.sent and not live.left:
+                continue
+            stream = live.stream
+            stream.rows, before = 0, stream.tree.stats.added
+            tail = None
+            if live.sent:
+                self._branches(live)
+            else:
+                tail = self._window(number, live)
+            self.made = stream.tree.stats.added - before
+            return tail, stream.rows
+        return None, 0
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _window(self, number: int, live: _Live) -> TailStream | None:
+        """One token more of a window; the window when it is whole, an empty one where positions end."""
+        stream, gamma = live.stream, self.windows.gamma
+        if len(stream.tokens) + 2 * gamma >= self.kv.limit:
+            live.sent = True
+            return TailStream(number, len(stream.tokens), ())
+        chain = stream.chain(gamma)
+        if len(chain) < gamma:
+            stream.extend(chain[-1:] or [ROOT], 1)
+        return self._whole(number, live)
+
+    def _whole(self, number: int, live: _Live) -> TailStream | None:
+        stream, gamma = live.stream, self.windows.gamma
+        chain = stream.chain(gamma)
+        live.sent = len(chain) == gamma
+        return (
+            TailStream(number, len(stream.tokens), stream.tree.tail(chain), live.reused)
+            if live.sent
+            else None
+        )
+
+    def _foresee(self, message: Candidates) -> None:
+        """Heads of branches: what the proxy says may follow at each place, beside the window's own token."""
+        live = self._live.get(message.stream)
+        if live is None or not live.sent or live.ends or message.base_len != len(live.stream.tokens):
+            return
+        stream = live.stream
+        window = stream.chain(min(self.windows.gamma, len(message.places) - 1))
+        live.places = [ROOT, *window]
+        said = [dict(place) for place in message.places]
+        tokens = [stream.tree.nodes[n].token for n in window]
+        ends = outcomes(tokens, lambda path: list(said[len(path)]), self.windows.kappa)
+        live.ends = [stream.put(live.places[e.accepted], e.token, said[e.accepted][e.token]) for e in ends]
+        live.left = self.windows.gamma if live.ends else 0
+
+    def _branches(self, live: _Live) -> None:
+        """One level of all branches; before the first, what of the window was never fed."""
+        for place in live.places:
+            live.stream.know([place])
+        live.places = []
+        live.ends, _ = live.stream.extend(live.ends, 1)
+        live.left -= 1
+
+    def _settle(self, number: int, live: _Live, tokens: Sequence[int]) -> TailStream | None:
+        stream = live.stream
+        stream.settle(tokens)
+        live.places, live.ends, live.left, live.sent = [], [], 0, False
+        live.reused = bool(stream.tree.below)
+        return self._whole(number, live)
+
+    def _end(self, number: int) -> None:
+        live = self._live.pop(number, None)
+        if live is not None:
+            live.stream.close()
