@@ -30,9 +30,14 @@ class HeadName(StrEnum):
     eagle3 = "eagle3"
     eagle = "eagle"
     fasteagle = "fasteagle"
+    draft = "draft"
 
 
-EAGLE_RATE, MEDUSA_RATE = 2e-3, 3e-3
+EAGLE_RATE, MEDUSA_RATE, DRAFT_RATE = 2e-3, 3e-3, 1e-3
+EAGLE_VOCAB, DRAFT_VOCAB = 4096, 8192
+_RATES = {HeadName.medusa: MEDUSA_RATE, HeadName.draft: DRAFT_RATE}
+_LAYERS = {HeadName.draft: 6}
+_VOCABS = {HeadName.draft: DRAFT_VOCAB}
 
 
 class LossOption(StrEnum):
@@ -45,7 +50,10 @@ class LossOption(StrEnum):
 
 def train(
     head: Annotated[
-        HeadName, typer.Argument(metavar="WHAT", help="The head: medusa, eagle3, eagle or fasteagle.")
+        HeadName,
+        typer.Argument(
+            metavar="WHAT", help="The head: medusa, eagle3, eagle or fasteagle; or a draft model: draft."
+        ),
     ],
     target: Annotated[
         str,
@@ -76,7 +84,8 @@ def train(
     lr: Annotated[
         float | None,
         typer.Option(
-            help=f"Learning rate; when not given, {MEDUSA_RATE:g}, for EAGLE {EAGLE_RATE:g}.",
+            help=f"Learning rate; when not given, {MEDUSA_RATE:g}, for EAGLE {EAGLE_RATE:g}, "
+            f"for a draft model {DRAFT_RATE:g}.",
             rich_help_panel=_TRAINING,
         ),
     ] = None,
@@ -88,11 +97,19 @@ def train(
         ),
     ] = 3,
     layers: Annotated[
-        int, typer.Option(min=1, max=7, help="fasteagle: its layers.", rich_help_panel=_TRAINING)
-    ] = 4,
+        int | None,
+        typer.Option(
+            min=1, help="Its layers: fasteagle 4 when not given, draft 6.", rich_help_panel=_TRAINING
+        ),
+    ] = None,
     vocab: Annotated[
-        int, typer.Option(min=16, help="Most frequent tokens the loss is over.", rich_help_panel=_TRAINING)
-    ] = 4096,
+        int | None,
+        typer.Option(
+            min=16,
+            help=f"Most frequent tokens the loss is over; when not given {EAGLE_VOCAB}, draft {DRAFT_VOCAB}.",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None,
     loss: Annotated[
         LossOption,
         typer.Option(
@@ -127,6 +144,7 @@ def train(
     from workbench.training.heads.shards import DataSettings
     from workbench.training.heads.target import open_target
     from workbench.training.heads.train import train_medusa
+    from workbench.training.heads.train_draft import DraftShape, train_draft
     from workbench.training.heads.train_eagle import train_eagle
 
     if threads is not None:
@@ -135,16 +153,21 @@ def train(
         torch.set_num_threads(threads)
     with Meter(f"training {head.value}") as meter, interruptible() as cancel:
         data = DataSettings(tokens=tokens, questions=questions, making=Making(opened=opened))
-        rate = lr if lr is not None else MEDUSA_RATE if head is HeadName.medusa else EAGLE_RATE
+        rate = lr if lr is not None else _RATES.get(head, EAGLE_RATE)
+        words = vocab if vocab is not None else _VOCABS.get(head, EAGLE_VOCAB)
+        deep = layers if layers is not None else _LAYERS.get(head, 4)
         schedule = Schedule(steps=steps, batch=batch, lr=rate, seed=seed)
         opened = open_target(target, dtype=dtype.value, cancel=cancel.is_set)
         common: Any = {"out": to, "target": opened, "progress": meter, "cancel": cancel.is_set}
         if head is HeadName.medusa:
-            heads_shape = Shape(heads=heads, vocab=vocab, loss=loss.value)
+            heads_shape = Shape(heads=heads, vocab=words, loss=loss.value)
             made = train_medusa(target, data, heads_shape, schedule, **common)
+        elif head is HeadName.draft:
+            draft_shape = DraftShape(layers=deep, vocab=words, loss=loss.value)
+            made = train_draft(target, data, draft_shape, schedule, **common)
         else:
-            deep = layers if head is HeadName.fasteagle else unroll
-            shape = EagleShape(steps=deep, vocab=vocab, loss=loss.value)
+            deep = deep if head is HeadName.fasteagle else unroll
+            shape = EagleShape(steps=deep, vocab=words, loss=loss.value)
             made = train_eagle(head.value, target, data, shape, schedule, start=start, **common)
     if json:
         print_json(summary(made))

@@ -76,8 +76,8 @@ def in_engine(
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """What an engine with a drafter (None: without) did with prompts, and its output.
 
-    ``tau``, ``rate`` and ``survival`` are those of :mod:`workbench.speculative.stats`; ``rejected``: share of
-    the drafts of which nothing was accepted.
+    ``tau``, ``rate``, ``survival`` and ``alpha`` are those of :mod:`workbench.speculative.stats`;
+    ``rejected``: share of the drafts of which nothing was accepted.
     """
     longest = max(map(len, prompts)) + params.max_tokens + 64
     longest = min(longest, target.source.config.max_position)
@@ -100,6 +100,7 @@ def in_engine(
         "tau": found.tau,
         "rate": found.rate,
         "survival": [round(s, 4) for s in found.survival],
+        "alpha": found.alpha,
         "tokens_per_forward": found.tokens_per_forward,
         "rejected": sum(not d.accepted for d in drafts) / len(drafts) if drafts else None,
         "tokens": sum(map(len, out.values())),
