@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from workbench.cli import drafters as d
 from workbench.cli import options as o
 from workbench.cli.bars import QUALITY, bench_quality
 from workbench.cli.generate import keep
@@ -32,7 +33,8 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="A benchmark, or: all. An unknown name lists them. Of quality: kv_bars, kv_domains."
+            help="A benchmark, or: all. An unknown name lists them. Of quality: kv_bars, kv_domains. Of "
+            "drafters on real prompts: drafters."
         ),
     ] = ALL,
     use: o.Uses = [],  # noqa: B006 - the command-line library copies it
@@ -57,11 +59,29 @@ def bench(
     threads: o.Threads = None,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Keep the runs in the run store.")] = True,
     json: o.Json = False,
+    prompts: d.Prompts = [],  # noqa: B006
+    batch: d.Batches = [],  # noqa: B006
+    weights: d.Weights = [],  # noqa: B006
+    vocab: d.Vocab = [],  # noqa: B006
+    temperature: d.Temperature = 0.0,
+    deadline: d.Deadline = 0.0,
+    fresh: d.Fresh = False,
 ) -> None:
     """Measure this machine: recipes against each other, and other engines beside them."""
     recipes = contestants(use, recipe, contestant)
     sizes = sizes_of(size)
     o.set_threads(threads)
+    asked = d.Asked(prompts, batch, weights, vocab, temperature, deadline, fresh)
+    if name == d.DRAFTERS:
+        if peer:
+            raise OptionError(f"{name} has no peers.", hint="Leave --peer out.")
+        classes = tuple(dict.fromkeys((numerics.value, o.NumericsName.pinned.value)))
+        where: dict[str, Any] = {"dtype": dtype.value, "numerics": classes, "device": device}
+        drafted = d.settings_of(model, recipes, asked, cells=tuple(cell), sizes=sizes, **where)
+        d.bench_drafters(drafted, threads, here, save, json)
+        return
+    if asked.given:
+        raise OptionError(f"{name} has no {asked.given[0]}.", hint=f"It is an option of {d.DRAFTERS}.")
     if name in QUALITY:
         if recipes or peer:
             raise OptionError(f"{name} has methods of its own.", hint="Choose among them with --cell.")
@@ -71,7 +91,8 @@ def bench(
 
     if name not in (ALL, *BENCHES):
         raise OptionError(
-            f"{name!r} is no benchmark.", hint=f"Choose one of {', '.join((*BENCHES, *QUALITY))}, or {ALL}."
+            f"{name!r} is no benchmark.",
+            hint=f"Choose one of {', '.join((*BENCHES, *QUALITY, d.DRAFTERS))}, or {ALL}.",
         )
     wanted = [
         BenchSettings(

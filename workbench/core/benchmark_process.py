@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from pydantic import TypeAdapter
@@ -51,7 +51,28 @@ def benchmark_in_fresh_process(
     process said last.
     """
     settings.chosen()  # refuse wrong names before a process is started
-    command = [sys.executable, "-c", "from workbench.core.benchmark_process import main; main()"]
+    call = Call(f"The benchmark {settings.name}", __name__, settings_to_dict(settings))
+    return run_in_fresh_process(call, threads=threads, tell=tell, cancel=cancel)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a fresh process is for: ``what`` in words, the module whose ``main`` it runs, and its settings."""
+
+    what: str
+    module: str
+    settings: Mapping[str, Any]
+
+
+def run_in_fresh_process(
+    call: Call,
+    *,
+    threads: int | None = None,
+    tell: Tell = lambda done, total, message: None,
+    cancel: Cancel | None = None,
+) -> Run:
+    """The run that ``call`` comes to in the bench profile; raises as :func:`benchmark_in_fresh_process`."""
+    command = [sys.executable, "-c", f"from {call.module} import main; main()"]
     with subprocess.Popen(  # noqa: S603 - this interpreter, fixed code
         command,
         stdin=subprocess.PIPE,
@@ -65,7 +86,7 @@ def benchmark_in_fresh_process(
         drain = threading.Thread(target=_drain, args=(process.stderr, complaints), daemon=True)
         drain.start()
         try:
-            result = _talk(process, settings, tell, cancel)
+            result = _talk(process, call, tell, cancel)
         except BaseException:
             process.terminate()
             raise
@@ -77,17 +98,22 @@ def benchmark_in_fresh_process(
 
 
 def main() -> None:
-    """The child: settings as one JSON line on stdin; progress, then the run or its error, on stdout."""
+    """The child of a named benchmark."""
+    answer(lambda settings, tell: run_benchmark(settings_from_dict(settings), tell))
+
+
+def answer(work: Callable[[Mapping[str, Any], Tell], Run]) -> None:
+    """In the child: settings as one JSON line on stdin; progress, then the run or its error, on stdout."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else prints goes to stderr
-    settings = settings_from_dict(json.loads(sys.stdin.readline()))
+    settings = json.loads(sys.stdin.readline())
 
     def send(message: Mapping[str, Any]) -> None:
         out.write(json.dumps(message) + "\n")
         out.flush()
 
     try:
-        run = run_benchmark(settings, lambda done, total, text: send({"progress": [done, total, text]}))
+        run = work(settings, lambda done, total, text: send({"progress": [done, total, text]}))
         send({"run": run.to_dict()})
     except WorkbenchError as err:
         send(err.to_dict())
@@ -105,16 +131,14 @@ def settings_from_dict(data: Mapping[str, Any]) -> BenchSettings:
     return BenchSettings(**{**data, **lists, "recipes": recipes})
 
 
-def _talk(
-    process: subprocess.Popen[str], settings: BenchSettings, tell: Tell, cancel: Cancel | None
-) -> Run | None:
+def _talk(process: subprocess.Popen[str], call: Call, tell: Tell, cancel: Cancel | None) -> Run | None:
     if process.stdin is None or process.stdout is None:
         return None
-    process.stdin.write(json.dumps(settings_to_dict(settings)) + "\n")
+    process.stdin.write(json.dumps(call.settings) + "\n")
     process.stdin.close()
     for line in process.stdout:
         if cancel is not None and cancel():
-            raise Cancelled(f"The benchmark {settings.name} was cancelled.")
+            raise Cancelled(f"{call.what} was cancelled.")
         message = json.loads(line)
         if "progress" in message:
             done, total, text = message["progress"]

@@ -7,7 +7,7 @@ down slows all of them.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
-_ANY_DRAFTER = "ngram"  # gives the plan its verification; what drafts is the padding below
+ANY_DRAFTER = "ngram"  # gives the plan its verification; what drafts is the padding below
 
 
 class Padding:
@@ -86,14 +86,11 @@ def padded_steps(
             f"lengths = {tuple(lengths)} cannot be measured.",
             hint=f"Give 0, which all others are compared with, and lengths up to {Padding.max_draft}.",
         )
-    most = max(lengths) + 1
-    slots = context + (rounds + 1) * len(lengths) * most + most + batch + 2
     where = session.plan
-    held = -(-(slots + most) // where.page_size) * where.page_size  # whole pages, for every sequence
-    limits = EngineLimits(kv_pool_tokens=held * batch, max_sequences=batch, max_context=slots)
+    slots, limits = padded_room(lengths, batch, context, rounds, where.page_size)
     kept = (u for u in session.recipe if u.id not in drafting(session))
     made = plan(
-        Recipe((*kept, *Recipe.of(_ANY_DRAFTER))), session.facts, dtype=where.dtype,
+        Recipe((*kept, *Recipe.of(ANY_DRAFTER))), session.facts, dtype=where.dtype,
         numerics=where.numerics, device=where.device, limits=limits,
     )  # fmt: skip
     checked = require(made)
@@ -101,27 +98,50 @@ def padded_steps(
     def work(job: Job, _: Engine) -> Generator[None, None, list[StepEvent]]:
         decoder = session.decoder(checked, lambda f, what: job.progress(f, 1.0, "", what), job.token)
         engine = standalone_engine(checked, decoder)
-        padding = Padding()
-        engine.drafting.drafter = padding
-        params = SamplingParams(max_tokens=slots - context - most, ignore_eos=True)
-        for i, ids in enumerate(random_prompts(engine.vocab_size, batch, context, seed)):
-            engine.add(Request(f"v{i}", tuple(ids), params))
         steps: list[StepEvent] = []
-        for _warm_up in range(2 + batch):  # all prompts are read, and a step is decoded
-            _step(engine)
-        if len(engine.scheduler.running) < batch:
-            raise InvariantError(f"{len(engine.scheduler.running)} of {batch} sequences found room.")
-        for turn in range(rounds + 1):
-            for padding.length in lengths:
-                event = _step(engine)
-                steps += [event] if turn else []  # the first turn warms up
-                yield
-            job.progress(turn, rounds, "turns", f"T up to {batch * most}")
-        engine.reset()
+        for turn, found in enumerate(padded_turns(engine, lengths, batch, context, slots, rounds, seed)):
+            steps += found
+            job.progress(turn, rounds, "turns", f"T up to {batch * (max(lengths) + 1)}")
+            yield
         return steps
 
     found: list[StepEvent] = session.task(f"cost of {batch} × {len(lengths)} lengths", work).result()
     return found
+
+
+def padded_room(
+    lengths: Sequence[int], batch: int, context: int, rounds: int, page_size: int
+) -> tuple[int, EngineLimits]:
+    """Slots of a sequence whose every draft is accepted, and limits of an engine that has them for all."""
+    most = max(lengths) + 1
+    slots = context + (rounds + 1) * len(lengths) * most + most + batch + 2
+    held = -(-(slots + most) // page_size) * page_size  # whole pages, for every sequence
+    return slots, EngineLimits(kv_pool_tokens=held * batch, max_sequences=batch, max_context=slots)
+
+
+def padded_turns(
+    engine: Engine, lengths: Sequence[int], batch: int, context: int, slots: int, rounds: int, seed: int
+) -> Iterator[list[StepEvent]]:
+    """A step of every length in each turn; the first turn warms up and gives none.
+
+    ``engine`` has a drafter, which is replaced, and the room that :func:`padded_room` says.
+    """
+    padding = Padding()
+    engine.drafting.drafter = padding
+    params = SamplingParams(max_tokens=slots - context - max(lengths) - 1, ignore_eos=True)
+    for i, ids in enumerate(random_prompts(engine.vocab_size, batch, context, seed)):
+        engine.add(Request(f"v{i}", tuple(ids), params))
+    for _warm_up in range(2 + batch):  # all prompts are read, and a step is decoded
+        _step(engine)
+    if len(engine.scheduler.running) < batch:
+        raise InvariantError(f"{len(engine.scheduler.running)} of {batch} sequences found room.")
+    for turn in range(rounds + 1):
+        steps: list[StepEvent] = []
+        for padding.length in lengths:
+            event = _step(engine)
+            steps += [event] if turn else []
+        yield steps
+    engine.reset()
 
 
 def measure_verify_cost(session: Session, **settings: Any) -> RoundCosts:

@@ -119,3 +119,38 @@ def test_a_failure_that_nobody_asked_for_is_a_failure(
     monkeypatch.setattr(benching, "_run_one", broken)
     done = workbench("bench", "decode", "--model", "tiny", "--json")
     assert done.status == 1 and done.json["error"] == "JobFailed" and "what it said" in done.err
+
+
+DRAFTERS = (
+    "bench", "drafters", "--model", "tiny", "--prompts", "chat", "--batch", "1", "--batch", "2", "--weights",
+    "unquantized", "--size", "prompts=2", "--size", "tokens=4", "--contestant", "ngram", "--here",
+    "--no-save", "--dtype", "float32", "--cell", "chat_b1", "--cell", "chat_b2",
+)  # fmt: skip
+
+
+def test_drafters_are_compared_and_what_is_known_is_shown_again(workbench: Command) -> None:
+    done = workbench(*DRAFTERS, "--json")
+    assert done.status == 0, done.err
+    bench = done.json["plan"]["bench"]
+    assert [r["drafter"] for r in bench["rows"]] == ["ngram", "ngram"]
+    assert bench["crossings"][0]["batches"] == [1, 2]
+    said = workbench(*DRAFTERS, "--deadline", "0.001").out  # all of it is known
+    assert "chat_b2: plain" in said and "2 of 2 turns" in said and "not measured" not in said
+    assert "stops paying at a batch of" in said and "predicted from other prompts" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["drafters", "--peer", "transformers"],
+        ["drafters", "--prompts", "nowhere"],
+        ["drafters", "--weights", "ngram"],
+        ["drafters", "--size", "rounds=3"],
+        ["decode", "--prompts", "chat"],
+        ["decode", "--deadline", "3"],
+        ["kv_bars", "--batch", "2"],
+    ],
+)
+def test_options_of_one_benchmark_are_refused_by_the_others(workbench: Command, arguments: list[str]) -> None:
+    done = workbench("bench", *arguments, "--model", "tiny", "--here", "--json")
+    assert done.status == 2 and done.json["hint"]
