@@ -26,7 +26,6 @@ from filelock import FileLock, Timeout
 from workbench.spec.errors import CompilerError
 
 SOURCE = Path(__file__).parent / "source"
-UNITS = ("layer.cpp", "attention.cpp", "chunk.cpp", "codes.cpp", "encode.cpp")
 FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w")
 NATIVE = ("-march=native",)
 TIMEOUT = 120.0
@@ -112,10 +111,11 @@ def _compile(compiler: str, flags: Sequence[str], sources: Mapping[str, str], ta
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=target.parent) as scratch:
         for name, text in sources.items():
             Path(scratch, name).write_text(text, "utf-8")
-        objects = [f"{scratch}/{unit}.o" for unit in UNITS]
+        units = [name for name in sources if name.endswith(".cpp")]
+        objects = [f"{scratch}/{unit}.o" for unit in units]
         base = [compiler, *FLAGS, *flags, "-c"]
-        with ThreadPoolExecutor(len(UNITS)) as pool:
-            commands = ([*base, f"{scratch}/{u}", "-o", o] for u, o in zip(UNITS, objects, strict=True))
+        with ThreadPoolExecutor(len(units)) as pool:
+            commands = ([*base, f"{scratch}/{u}", "-o", o] for u, o in zip(units, objects, strict=True))
             list(pool.map(_call, commands))
         made = f"{scratch}/kernels.so"
         openmp = ["-fopenmp"] if runtime is None else [str(runtime), f"-Wl,-rpath,{runtime.parent}"]

@@ -66,6 +66,7 @@ class CompiledPages:
     name = "compiled-pages"
 
     def __init__(self, kernels: CDLL) -> None:
+        self.kernels = kernels
         self._attend, self._attend_chunk = kernels.attend, kernels.attend_chunk
         self._torch: AttentionOp = TorchPages()
         self._structs: dict[AttentionShape, library.Shape] = {}

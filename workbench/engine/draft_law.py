@@ -26,6 +26,11 @@ class RequestLaw:
         self._seq = seq
         self._vocab = vocab_size
 
+    @property
+    def processed(self) -> bool:
+        """Whether a mask or penalties change what is likeliest."""
+        return self._seq.request.mask is not None or self._seq.params.penalised
+
     def pick(self, logits: Tensor, path: Seq[int], *, draws: bool, ids: Tensor | None = None) -> Pick | None:
         """What follows the drafted ids ``path`` by a drafter's ``logits``: of all ids, or of ``ids`` alone.
 
@@ -83,7 +88,7 @@ class RequestLaw:
     def _scored(self, logits: Tensor, path: Seq[int], ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Scores [1, n] of ``ids``, or of all where mask or penalties ask for each token's own place."""
         seq, masks = self._seq, None
-        if ids is not None and (seq.request.mask is not None or seq.params.penalised):
+        if ids is not None and self.processed:
             logits, ids = _spread(logits, ids, self._vocab, -math.inf), None
         if seq.request.mask is not None:
             masks = [seq.request.mask.allowed(seq.generated, path)]

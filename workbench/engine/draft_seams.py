@@ -70,6 +70,11 @@ class DraftLaw(Protocol):
     ``path``: drafted ids behind the newest committed token.
     """
 
+    @property
+    def processed(self) -> bool:
+        """Whether a mask or penalties change what is likeliest."""
+        ...
+
     def pick(
         self, logits: Tensor, path: Sequence[int], *, draws: bool, ids: Tensor | None = None
     ) -> Pick | None:
@@ -144,11 +149,6 @@ class FeatureDrafter(Drafter, Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Outcome of verification: accepted nodes in order, then one token of the model's own.
-
-    ``corrected``: the extra token replaces a rejected draft (False: it follows a fully accepted path).
 @runtime_checkable
 class WarningDrafter(Drafter, Protocol):
     """A drafter that may lose what it drafts with; decoding then goes on without it."""
@@ -158,6 +158,11 @@ class WarningDrafter(Drafter, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of verification: accepted nodes in order, then one token of the model's own.
+
+    ``corrected``: the extra token replaces a rejected draft (False: it follows a fully accepted path).
     ``expected``: Σ min(p, q) of each node that was reached (Rao–Blackwell estimate of acceptance).
     ``mismatch``: of lossy rules, the chance at each accepted node that the model itself would differ.
     ``rule``: what judged, where that is not the engine's ``Verify``.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.bounds import reads_bounds
-from workbench.engine.seams import AttentionOp, AttentionShape, AttentionSpan, StepPlan
+from workbench.engine.seams import AttentionOp, AttentionShape, AttentionSpan, KernelAttention, StepPlan
 from workbench.engine.store import PageStore, ReadPlan
 from workbench.models.config import KVGroup
 from workbench.models.decoder import Decoder
@@ -21,7 +21,8 @@ from workbench.models.decoder import Decoder
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Logits [R, V] and ``hidden`` [R, H] of the rows asked for; ``offsets[i]`` is span ``i``'s first.
+    """Logits [R, V], ``hidden`` [R, H] and ``streams`` [R, H] (before the final norm) of the rows asked for;
+    ``offsets[i]`` is span ``i``'s first.
 
     ``queries``: by layer the queries [T, Hq, D] (rotated, scaled) of all rows, if they were asked for.
     """
@@ -29,6 +30,7 @@ class StepOutput:
     logits: Tensor
     offsets: tuple[int, ...]
     hidden: Tensor
+    streams: Tensor
     captured: dict[int, Tensor]
     queries: dict[int, Tensor]
 
@@ -168,7 +170,25 @@ class Executor:
         )
         if self.device.type == "cuda":  # its time belongs to this phase
             torch.cuda.synchronize(self.device)
-        return StepOutput(out.logits, step.offsets, out.hidden, dict(out.captured), asked)
+        return StepOutput(out.logits, step.offsets, out.hidden, out.streams, dict(out.captured), asked)
+
+    @property
+    def in_kernels(self) -> bool:
+        """Whether compiled kernels can write and read its pages themselves: plain bfloat16 ones of whole
+        layers, all of whose keys are seen, by attention that is the kernels' own."""
+        return isinstance(self.op, KernelAttention) and all(
+            store.codec.in_place
+            and store.geometry.dtype is torch.bfloat16
+            and group.window is None
+            and group.heads is None
+            for store, group in zip(self.stores, self.groups, strict=True)
+        )
+
+    def planes(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V [N, Hkv, P, D] of a layer in one group, whose format attention reads in place."""
+        (at,) = self.parts[layer]
+        store = self.stores[at.group]
+        return store.read(at.local, store.plan_read(()))
 
     def _begin(self, plan: StepPlan, positions: Tensor) -> tuple[list[ReadPlan], list[Tensor]]:
         """Slots to write, pages to read and the attention plan of every KV group."""

@@ -7,6 +7,7 @@ target's states. A state that was never shown (the last one of a prefix that an 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -17,7 +18,9 @@ from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.executor import Executor
 from workbench.engine.seams import SpanPlan, StepPlan
 from workbench.engine.sequence import Sequence
+from workbench.models.chain_program import ChainBatch, ChainProgram
 from workbench.models.decoder import Decoder
+from workbench.spec.errors import InvariantError
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,11 @@ class FeatureRunner(DraftRunner):
     def decoder(self) -> Decoder:
         """The head."""
         return self._executor.decoder
+
+    @property
+    def in_kernels(self) -> bool:
+        """Whether drafts may be one call of the compiled kernels."""
+        return self._executor.in_kernels
 
     def show(self, seq_id: int, start: int, states: Tensor) -> None:
         """States [n, H] of committed tokens, in order of positions; a gap makes earlier ones void."""
@@ -122,11 +130,41 @@ class FeatureRunner(DraftRunner):
         spans, states = [], []
         for i in ids:
             seq = self._live[i]
-            first, end = min(self._fed[i], len(seq.tokens) - 1), len(seq.tokens)
+            first, end = self._missing_rows(seq)
             spans.append(self._span(seq, seq.tokens[first:end], first, logits=logits))
             states.append(self._states(i, first, end))
             self._fed[i] = end
         return spans, states
+
+    def chains(
+        self, program: ChainProgram, asks: Seq[tuple[int, int]], confidence: float
+    ) -> list[list[int]] | None:
+        """Greedy drafts of the (sequence, room) asked for, in one call that feeds what is new before them.
+
+        None, and nothing done, where a sequence has more of that than a call takes. ``confidence``: see
+        :class:`~workbench.models.chain_program.ChainBatch`.
+        """
+        spans, tables, tokens = array("i"), array("i"), array("q")
+        states = []
+        for i, room in asks:
+            seq = self._live[i]
+            table, (first, end) = seq.tables[self._group], self._missing_rows(seq)
+            if end - first > program.LONGEST:
+                return None
+            if len(table) * self._page_size < end + room - 1:
+                raise InvariantError(f"Drafts of {room} tokens behind {end} find {len(table)} pages.")
+            spans.extend((end - first, first, room, len(tables)))
+            tables.extend(table)
+            tokens.extend(seq.tokens[first:end])
+            states.append(self._states(i, first, end))
+        k, v = self._executor.planes(0)
+        batch = ChainBatch(
+            spans, tables, tokens, states[0] if len(states) == 1 else torch.cat(states), confidence
+        )
+        for i, _ in asks:
+            self._fed[i] = len(self._live[i].tokens)
+        # Positions of the slots are not noted: verification notes the same ones when it writes its own rows.
+        return program(batch, k, v)
 
     def draft(self, branches: Seq[Branch]) -> list[Fed]:
         """Feed drafted tokens."""
@@ -181,12 +219,7 @@ class FeatureRunner(DraftRunner):
 
     def _forward(self, spans: list[SpanPlan], states: list[Tensor]) -> list[Fed]:
         step = self._executor.prepare(StepPlan(0, tuple(spans)))
-        layers = self._executor.decoder.config.num_layers
-        out = self._executor.forward(
-            step, (layers,), states=states[0] if len(states) == 1 else torch.cat(states)
-        )
-        behind = out.captured[layers]
-        behind = behind if step.rows is None else behind.index_select(0, step.rows)
+        out = self._executor.forward(step, states=states[0] if len(states) == 1 else torch.cat(states))
         sizes = [span.logits for span in spans]
-        answers = zip(torch.split(out.logits, sizes), torch.split(behind, sizes), strict=True)
+        answers = zip(torch.split(out.logits, sizes), torch.split(out.streams, sizes), strict=True)
         return [Fed(*both) for both in answers]

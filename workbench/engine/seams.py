@@ -12,6 +12,7 @@ P page size in slots, N pages. A *slot* is ``page * P + offset``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import CDLL
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -219,6 +220,13 @@ class AttentionOp(Protocol):
     def run(self, plan: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return [T, Hq*D] in ``q``'s dtype. ``q`` [T, Hq, D] scaled; ``k``, ``v`` [N, Hkv, P, D]."""
         ...
+
+
+@runtime_checkable
+class KernelAttention(AttentionOp, Protocol):
+    """Attention that the compiled kernels may do as a part of more, on bfloat16 pages read in place."""
+
+    kernels: CDLL
 
 
 FixedRead = Callable[[Tensor, Tensor, Tensor], Tensor]

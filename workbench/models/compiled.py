@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ctypes import CDLL, addressof
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,7 +109,7 @@ def gated_fn(native: Native, activation: str) -> LinearFn:
 
     def fn(x: Tensor) -> Tensor:
         _ = native  # what the address leads to
-        x = _rows(x)
+        x = wide_rows(x)
         out = torch.empty(len(x), n // 2, dtype=LOW)
         scratch = torch.empty(len(x), k + k % 2, dtype=LOW)
         run(address, kind, len(x), x.data_ptr(), scratch.data_ptr(), out.data_ptr(), torch.get_num_threads())
@@ -124,7 +125,7 @@ def plain_fn(native: Native) -> LinearFn:
 
     def fn(x: Tensor) -> Tensor:
         _ = native  # what the address leads to
-        x = _rows(x)
+        x = wide_rows(x)
         out = torch.empty(len(x), n, dtype=HIGH)
         scratch = torch.empty(len(x), k + k % 2, dtype=LOW)
         run(address, len(x), x.data_ptr(), scratch.data_ptr(), out.data_ptr(), torch.get_num_threads())
@@ -144,6 +145,33 @@ def is_compiled(weights: WeightSet, config: ModelConfig) -> bool:
     return config.head_dim <= 1024 and all(isinstance(x.native, Native) for x in linears)
 
 
+@dataclass(frozen=True)
+class NativeLayer:
+    """A layer as the kernels read it, and the gains and weights that its pointers lead to."""
+
+    kernels: CDLL
+    struct: library.Layer
+    held: tuple[Any, ...]
+
+
+def native_layer(layer: LayerWeights, config: ModelConfig) -> NativeLayer:
+    """Describe a layer whose linears are all in panels."""
+    gains = [layer.attn_gain, layer.mlp_gain, layer.qk_gain, layer.attn_out_gain, layer.mlp_out_gain]
+    wide_gains = [None if gain is None else gain.to(HIGH).contiguous() for gain in gains]
+    struct = library.Layer(
+        *(x.native.struct for x in layer.linears),
+        *(None if gain is None else gain.data_ptr() for gain in wide_gains),
+        eps=config.norm_eps,
+        query_scale=config.query_scale,
+        hidden=config.hidden_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        activation=ACTIVATIONS[config.activation],
+    )
+    return NativeLayer(layer.qkv.native.kernels, struct, (*wide_gains, *layer.linears))
+
+
 def compiled_block(layer: LayerWeights, config: ModelConfig) -> Block:
     """A layer as two calls; rotations are [T, D] rows of the rotary table, which the kernel scales for q."""
     heads, kv_heads, dim, hidden_size = (
@@ -153,27 +181,15 @@ def compiled_block(layer: LayerWeights, config: ModelConfig) -> Block:
         config.hidden_size,
     )
     width, q_width, inner = heads + 2 * kv_heads, heads * dim, config.intermediate_size
-    lib: CDLL = layer.qkv.native.kernels
-    gains = [layer.attn_gain, layer.mlp_gain, layer.qk_gain, layer.attn_out_gain, layer.mlp_out_gain]
-    wide_gains = [None if gain is None else gain.to(HIGH).contiguous() for gain in gains]
-    struct = library.Layer(
-        *(x.native.struct for x in layer.linears),
-        *(None if gain is None else gain.data_ptr() for gain in wide_gains),
-        eps=config.norm_eps,
-        query_scale=config.query_scale,
-        hidden=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=dim,
-        activation=ACTIVATIONS[config.activation],
-    )
+    native = native_layer(layer, config)
+    lib, struct = native.kernels, native.struct
     address, layer_in, layer_out = addressof(struct), lib.layer_in, lib.layer_out
     wide = max(hidden_size + hidden_size % 2, q_width + q_width % 2)
     product = inner + inner % 2
     normed = layer.mlp_out_gain is not None
 
     def enter(hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        hidden, (cos, sin) = _rows(hidden), rotation
+        hidden, (cos, sin) = wide_rows(hidden), rotation
         rows = len(hidden)
         qkv, scratch = torch.empty(rows, width, dim, dtype=HIGH), torch.empty(rows, wide, dtype=LOW)
         layer_in(
@@ -190,8 +206,8 @@ def compiled_block(layer: LayerWeights, config: ModelConfig) -> Block:
         return qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
 
     def leave(out: Tensor, hidden: Tensor, keep: Tensor | None) -> Tensor:
-        _ = struct, wide_gains  # what the address leads to
-        out, hidden = _rows(out), _rows(hidden)
+        _ = native  # what the address leads to
+        out, hidden = wide_rows(out), wide_rows(hidden)
         rows = len(hidden) if keep is None else len(keep)
         result = torch.empty(rows, hidden_size, dtype=HIGH)
         scratch = torch.empty(rows, wide + product, dtype=LOW)
@@ -214,6 +230,6 @@ def compiled_block(layer: LayerWeights, config: ModelConfig) -> Block:
     return Block(enter, leave)
 
 
-def _rows(x: Tensor) -> Tensor:
+def wide_rows(x: Tensor) -> Tensor:
     """``x`` as the kernels read it: float32, contiguous."""
     return x.to(HIGH).contiguous()

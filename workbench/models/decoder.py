@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 
 from workbench.models.block import Enter, Rotation, torch_block
 from workbench.models.compiled import compiled_block, is_compiled
+from workbench.models.compiled_join import compiled_norm
 from workbench.models.config import ModelConfig
 from workbench.models.gated import fast_gated, pinned_gated
 from workbench.models.norms import fast_norm, pinned_norm
@@ -35,7 +37,8 @@ class Attend(Protocol):
 
 @dataclass(frozen=True)
 class ForwardOut:
-    """``logits`` [R, V] and their ``hidden`` [R, H] (after the final norm) in the residual dtype.
+    """``logits`` [R, V] and their ``hidden`` [R, H] (after the final norm) in the residual dtype; ``streams``
+    [R, H] before it.
 
     ``captured[i]`` [T, H] is the residual stream entering layer ``i``; ``i = num_layers`` is the
     stream before the final norm.
@@ -43,6 +46,7 @@ class ForwardOut:
 
     logits: Tensor
     hidden: Tensor
+    streams: Tensor
     captured: Mapping[int, Tensor] = field(default_factory=dict)
 
 
@@ -66,7 +70,8 @@ class Decoder:
             compiled_block(layer, config) if self._compiled else torch_block(layer, config, norm, gated)
             for layer in weights.layers
         ]
-        self._final_norm = norm(weights.final_gain, config.norm_eps)
+        final = partial(compiled_norm, weights.layers[0].qkv.native.kernels) if self._compiled else norm
+        self._final_norm = final(weights.final_gain, config.norm_eps)
         # Scales q (not k) inside the rotation, which costs nothing per layer.
         scale = torch.ones((1, config.num_heads + config.num_kv_heads, 1), dtype=dtype, device=device)
         scale[:, : config.num_heads] = config.query_scale
@@ -83,6 +88,17 @@ class Decoder:
         """Build the rotary tables for positions below ``length``, so that their bytes do not grow later."""
         for table in self._tables.values():
             table.reserve(length)
+
+    def turns(self, highest: int) -> Tensor:
+        """Cosines and signed sines [L, 2, D] by position, ``highest`` included, of a model with one rotary
+        embedding. Raises ``PromptTooLong`` beyond the context limit."""
+        (table,) = self._tables.values()
+        return table.rows(highest)
+
+    @property
+    def embed_scale(self) -> float:
+        """What embeddings are multiplied with."""
+        return 1.0 if self._embed_scale is None else self._embed_scale
 
     def forward(
         self,
@@ -137,8 +153,8 @@ class Decoder:
             captured[last + 1] = hidden
         if logits_rows is not None and not early:
             hidden = hidden.index_select(0, logits_rows)
-        hidden = self._final_norm(hidden)
-        return ForwardOut(self.logits(hidden), hidden, captured)
+        stream, hidden = hidden, self._final_norm(hidden)
+        return ForwardOut(self.logits(hidden), hidden, stream, captured)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Input embeddings [T, H] of int64 ``ids`` [T], scaled as the family asks."""

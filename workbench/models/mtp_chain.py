@@ -47,7 +47,7 @@ class ChainDecoder(FeatureDecoder):
 
         Of a row whose last column is 0 only the first H count, what module 0 is given; the others are given
         what the row before comes out with. Elsewhere it is m + 1: all are given, and the row's logits are
-        module m's. ``captured[D]`` [T, D * H]: what leaves each module.
+        module m's. ``captured[D]`` [T, D * H]: what leaves each module; ``streams`` are rows of it.
         """
         if states is None:
             raise InvariantError("A head that reads hidden states was given none.")
@@ -67,10 +67,12 @@ class ChainDecoder(FeatureDecoder):
             out.append(block.leave(attend(k, q, key, v), hidden, None))
         asked = states[:, -1].long().sub(1).clamp_min(0)
         chosen = torch.stack(out)[asked, torch.arange(len(ids), device=ids.device)]
+        behind = streams = torch.cat(out, 1)
         if logits_rows is not None:
             chosen, asked = chosen.index_select(0, logits_rows), asked.index_select(0, logits_rows)
+            streams = behind.index_select(0, logits_rows)
         hidden = self._normed(chosen, asked)
-        return ForwardOut(self.logits(hidden), hidden, {len(out): torch.cat(out, 1)})
+        return ForwardOut(self.logits(hidden), hidden, streams, {len(out): behind})
 
     def _normed(self, streams: Tensor, modules: Tensor) -> Tensor:
         out = torch.empty_like(streams)

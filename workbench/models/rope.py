@@ -105,6 +105,11 @@ class RopeTable:
 
         Raises ``PromptTooLong`` when ``highest`` is at or above the context limit.
         """
+        rows = self.rows(highest).index_select(0, positions)
+        return rows[:, 0], rows[:, 1]
+
+    def rows(self, highest: int) -> Tensor:
+        """The table [L, 2, head_dim], up to ``highest`` and perhaps further; raises as :meth:`gather`."""
         if highest >= self.limit:
             raise PromptTooLong(
                 f"Position {highest} is outside the model's context of {self.limit} tokens.",
@@ -112,8 +117,7 @@ class RopeTable:
             )
         if highest >= self._rows.shape[0]:
             self._grow(highest + 1)
-        rows = self._rows.index_select(0, positions)
-        return rows[:, 0], rows[:, 1]
+        return self._rows
 
     def _grow(self, needed: int) -> None:
         length = min(self.limit, max(needed, 2 * self._rows.shape[0], 256))

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from workbench.models.decoder import Decoder
-from workbench.models.feature_decoder import Entrance, FeatureDecoder
+from workbench.models.feature_decoder import Entrance, FeatureDecoder, Joined
 from workbench.models.head_layers import HeadTensors, head_config, head_weights
 from workbench.models.heads import HeadFile, find_head
+from workbench.models.join import Join
 from workbench.models.weightset import Pack
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.feature_head import Drafts, FeatureHead, Net
@@ -99,17 +99,16 @@ def build(head: HeadFile, vocab: int, target: Decoder, pack: Pack) -> Net:
     layer = tensors.layer(0, config, pack)
     ids = drafted_ids(tensors, vocab, target)
 
-    def stream(embedded: Tensor, states: Tensor) -> Tensor:
-        return fuse(torch.cat((embedded, states), -1)).to(tensors.dtype)
-
-    def unnormed(embedded: Tensor, hidden_: Tensor) -> Tensor:
-        return hidden_  # the released layer has no norm before its attention
+    def bare(parts: int) -> Join:
+        return Join.of((None,) * parts, config.norm_eps, target.weights.numerics)
 
     def seen(streams: Sequence[Tensor]) -> Tensor:
         return target.final_norm(streams[0])
 
     weights = head_weights(target, (layer,), None, ids, pack)
-    made = FeatureDecoder(config, weights, Entrance(stream, unnormed, held=(fuse,)), normed=False)
+    # The released layer has no norm before its attention, and none behind.
+    entrance = Entrance.of(Joined(bare(2), fuse, first=bare(1)), tensors.dtype)
+    made = FeatureDecoder(config, weights, entrance, normed=False)
     return Net(made, seen, ids)
 
 

@@ -9,18 +9,15 @@ the tokens drafted next, as it did in training. Drafts are trees that grow where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from workbench.models.decoder import Decoder
-from workbench.models.feature_decoder import Entrance, FeatureDecoder
+from workbench.models.feature_decoder import Entrance, FeatureDecoder, Joined
 from workbench.models.head_layers import HeadTensors, head_config, head_weights
 from workbench.models.heads import HeadFile, find_head
+from workbench.models.join import Join, joined_linear
 from workbench.models.weightset import Pack
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.feature_head import Drafts, FeatureHead, Net
@@ -88,31 +85,18 @@ def build(head: HeadFile, vocab: int, target: Decoder, pack: Pack) -> Net:
     config, hidden = head_config(model, 1), model.hidden_size
     tensors = HeadTensors(head.tensors(), str(head.path), weights)
     fuse = pack("fuse", tensors.get("fuse.weight", hidden, 3 * hidden), None)
-    norms = None
-    if tensors.has("fuse.norms"):
-        norms = [
-            tensors.gain(gain, config, weights.numerics) for gain in tensors.wide("fuse.norms", 3, hidden)
-        ]
+    gains = tuple(tensors.wide("fuse.norms", 3, hidden)) if tensors.has("fuse.norms") else (None,) * 3
+    fused = joined_linear(Join.of(gains, config.norm_eps, weights.numerics), fuse, tensors.dtype)
     base = "layers.0"
-    embed_norm, state_norm = (
-        tensors.gain(tensors.wide(f"{base}.{n}_norm.weight", hidden), config, weights.numerics)
-        for n in ("embed", "state")
-    )
+    both = (tensors.wide(f"{base}.{n}_norm.weight", hidden) for n in ("embed", "state"))
+    join = Join.of(tuple(both), config.norm_eps, weights.numerics)
     layer = tensors.layer(0, config, pack, width=2 * hidden)
     ids = drafted_ids(tensors, vocab, target)
 
-    def fused(streams: Sequence[Tensor]) -> Tensor:
-        if norms is not None:
-            streams = [norm(s) for norm, s in zip(norms, streams, strict=True)]
-        return fuse(torch.cat(list(streams), -1)).to(tensors.dtype)
-
-    def beside(embedded: Tensor, hidden_: Tensor) -> Tensor:
-        return torch.cat((embed_norm(embedded), state_norm(hidden_)), -1)
-
-    entrance = Entrance(lambda embedded, states: states, beside, held=(fuse,))
+    entrance = Entrance.of(Joined(join), tensors.dtype, fuse)
     gain = tensors.wide("norm.weight", hidden)
     made = FeatureDecoder(config, head_weights(target, (layer,), gain, ids, pack), entrance)
-    return Net(made, fused, ids)
+    return Net(made, lambda streams: fused(*streams), ids)
 
 
 def bind(config: Config, context: Any) -> FeatureHead:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.engine.feature_runner import Branch, FeatureRunner
+from workbench.models.chain_program import ChainProgram, chain_program
 from workbench.models.decoder import Decoder
 from workbench.models.feature_decoder import FeatureDecoder
 from workbench.models.weightset import Pack
@@ -84,6 +85,7 @@ class FeatureHead:
         self._build = build
         self._net: Net | None = None
         self._runner: FeatureRunner | None = None
+        self._program: ChainProgram | None = None
         self._own = 0
 
     def decoder(self, target: Decoder, pack: Pack) -> Decoder:
@@ -93,8 +95,10 @@ class FeatureHead:
         return self._net.decoder
 
     def attach(self, runner: FeatureRunner) -> None:
-        """How it runs its layers."""
+        """How it runs its layers: where it can, a chain that needs no laws is one call."""
         self._runner = runner
+        if self._net is not None and self.drafts.grow is None and runner.in_kernels:
+            self._program = chain_program(self._net.decoder, self._net.ids)
 
     @property
     def chain_obstacle(self) -> str:
@@ -131,6 +135,9 @@ class FeatureHead:
         return out
 
     def _chains(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
+        at_once = self._at_once(contexts)
+        if at_once is not None:
+            return at_once
         net, runner = self._parts()
         chains = [Chain() for _ in contexts]
         live = list(range(len(contexts)))
@@ -147,6 +154,18 @@ class FeatureHead:
             live = go_on
             fed = runner.draft(branches) if live else []
         return [chain.tree(self.name) for chain in chains]
+
+    def _at_once(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None] | None:
+        """Chains of the head's likeliest tokens in one call; None where the kernels or a request's law ask
+        for single steps."""
+        _, runner = self._parts()
+        drafts = self.drafts
+        plain = all(c.greedy or not drafts.draws for c in contexts)
+        if self._program is None or not plain or any(c.law is None or c.law.processed for c in contexts):
+            return None
+        asks = [(c.seq, min(drafts.depth, c.room)) for c in contexts]
+        paths = runner.chains(self._program, asks, drafts.confidence)
+        return None if paths is None else [DraftTree.chain(p, self.name) if p else None for p in paths]
 
     def _extend(self, context: DraftContext, logits: Tensor, chain: Chain, ids: Tensor | None) -> bool:
         """Append what follows; whether the draft goes on behind it."""

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from workbench.models.decoder import Decoder
-from workbench.models.feature_decoder import Entrance, FeatureDecoder
+from workbench.models.feature_decoder import Entrance, FeatureDecoder, Joined
+from workbench.models.join import Join
 from workbench.models.mtp import MTPWeights, mtp_config, read_mtp
 from workbench.models.mtp_chain import ChainDecoder
 from workbench.models.norms import Norm, fast_norm, pinned_norm
@@ -98,14 +98,8 @@ def build(source: Source, target: Decoder, pack: Pack) -> Net:
 
 def entrance(module: MTPWeights, target: Decoder) -> Entrance:
     """eh_proj [enorm(embedding), hnorm(state)], the embedding first."""
-    norm, eps = _norm_of(target), target.config.norm_eps
-    embed_norm, state_norm = norm(module.embed_gain, eps), norm(module.state_gain, eps)
-    project, dtype = module.project, target.weights.residual_dtype
-
-    def stream(embedded: Tensor, states: Tensor) -> Tensor:
-        return project(torch.cat((embed_norm(embedded), state_norm(states)), -1)).to(dtype)
-
-    return Entrance(stream, held=(project,))
+    join = Join.of((module.embed_gain, module.state_gain), target.config.norm_eps, target.weights.numerics)
+    return Entrance.of(Joined(join, module.project), target.weights.residual_dtype)
 
 
 def _norm_of(target: Decoder) -> Callable[[Tensor, float], Norm]:

@@ -2,46 +2,15 @@
 //
 // The work is the list of (span, KV head, page) in that order, cut into equal parts, one per thread; a (span, head)
 // that is cut is merged afterwards. Query heads of one KV head are computed together.
-#include <omp.h>
-
 #include <algorithm>
 #include <limits>
-#include <vector>
 
+#include "attend.h"
 #include "attention.h"
-#include "layer.h"
-#include "team.h"
-
-extern "C" {
-
-// Rows [row, row + rows) of the step see slots [low, start) each, and of the slots from ``start`` on those in
-// their bit mask. ``table`` is where the span's page ids begin; pages [first, last) hold what any row may see.
-struct Span {
-    int32_t row, rows, start, first, last, table;
-};
-}
 
 namespace {
 
 constexpr float NONE = -std::numeric_limits<float>::infinity();
-
-// What a thread found out about the rows of one (span, head): maxima, sums of weights, sums of values.
-struct Partial {
-    int64_t segment = -1;  // span * kv_heads + head
-    std::vector<float> most, sum, out;
-};
-
-struct Problem {
-    const Shape* shape;
-    const Span* spans;
-    const int32_t* table;
-    const int32_t* low;
-    const uint32_t* seen;
-    const float* q;
-    int64_t q_stride;
-    const bf16 *k, *v;
-    float* out;
-};
 
 class Worker {
   public:
@@ -203,56 +172,61 @@ class Worker {
 
 }  // namespace
 
+void Attention::begin(const Problem& problem, int count, int threads) {
+    problem_ = problem;
+    offset_.assign(size_t(count) + 1, 0);
+    for (int i = 0; i < count; ++i)
+        offset_[i + 1] = offset_[i] + int64_t(problem.spans[i].last - problem.spans[i].first) * problem.shape->kv_heads;
+    cut_.resize(size_t(threads) * 2);
+    for (Partial& part : cut_) part.segment = -1;
+}
+
+void Attention::run(const Member& me) {
+    const int kv_heads = problem_.shape->kv_heads;
+    Worker worker(problem_);
+    Partial whole;
+    int64_t unit, end;
+    me.share(offset_.back(), unit, end);
+    int slot = 2 * me.thread;
+    int span = int(std::upper_bound(offset_.begin(), offset_.end(), unit) - offset_.begin()) - 1;
+    while (unit < end) {
+        while (unit >= offset_[span + 1]) ++span;
+        const int pages = problem_.spans[span].last - problem_.spans[span].first;
+        const int64_t inside = unit - offset_[span];
+        const int head = int(inside / pages), a = int(inside % pages);
+        const int b = int(std::min<int64_t>(pages, a + (end - unit)));
+        const bool complete = a == 0 && b == pages;
+        Partial& part = complete ? whole : cut_[slot];
+        if (!complete) ++slot;
+        const int first = problem_.spans[span].first;
+        worker.run(int64_t(span) * kv_heads + head, first + a, first + b, part);
+        if (complete) worker.finish(part);
+        unit += b - a;
+    }
+    me.wait();
+    if (me.thread) return;
+    Partial* open = nullptr;
+    for (Partial& part : cut_) {
+        if (part.segment < 0) continue;
+        if (open && open->segment == part.segment) {
+            worker.merge(*open, part);
+            continue;
+        }
+        if (open) worker.finish(*open);
+        open = &part;
+    }
+    if (open) worker.finish(*open);
+}
+
 extern "C" {
 
 // ``q`` float32 [T, Hq, D] scaled, its rows ``q_stride`` apart; ``k``, ``v`` bfloat16 [N, Hkv, P, D] contiguous; ``out`` float32 [T, Hq * D], only
 // rows of the spans are written. ``low`` int32 and ``seen`` uint32 by row of the step.
 void attend(const Shape* shape, const Span* spans, int32_t count, const int32_t* table, const int32_t* low,
             const uint32_t* seen, const float* q, int64_t q_stride, const bf16* k, const bf16* v, float* out, int threads) {
-    const Problem problem{shape, spans, table, low, seen, q, q_stride, k, v, out};
-    std::vector<int64_t> offset(size_t(count) + 1, 0);  // units before each span
-    for (int i = 0; i < count; ++i)
-        offset[i + 1] = offset[i] + int64_t(spans[i].last - spans[i].first) * shape->kv_heads;
-    const int64_t total = offset[count];
-    std::vector<Partial> cut(size_t(threads) * 2);  // first and last segment of each thread, where cut
-    Barrier barrier;
-#pragma omp parallel num_threads(threads)
-    {
-        const int thread = omp_get_thread_num(), team = omp_get_num_threads();
-        Worker worker(problem);
-        Partial whole;
-        int64_t unit = total * thread / team;
-        const int64_t end = total * (thread + 1) / team;
-        int slot = 2 * thread;
-        int span = int(std::upper_bound(offset.begin(), offset.end(), unit) - offset.begin()) - 1;
-        while (unit < end) {
-            while (unit >= offset[span + 1]) ++span;
-            const int pages = spans[span].last - spans[span].first;
-            const int64_t inside = unit - offset[span];
-            const int head = int(inside / pages), a = int(inside % pages);
-            const int b = int(std::min<int64_t>(pages, a + (end - unit)));
-            const bool complete = a == 0 && b == pages;
-            Partial& part = complete ? whole : cut[slot];
-            if (!complete) ++slot;
-            worker.run(int64_t(span) * shape->kv_heads + head, spans[span].first + a, spans[span].first + b, part);
-            if (complete) worker.finish(part);
-            unit += b - a;
-        }
-        barrier.wait(team);
-        if (thread == 0) {
-            Partial* open = nullptr;
-            for (Partial& part : cut) {
-                if (part.segment < 0) continue;
-                if (open && open->segment == part.segment) {
-                    worker.merge(*open, part);
-                    continue;
-                }
-                if (open) worker.finish(*open);
-                open = &part;
-            }
-            if (open) worker.finish(*open);
-        }
-    }
+    Attention attention;
+    attention.begin({shape, spans, table, low, seen, q, q_stride, k, v, out}, count, threads);
+    together(threads, [&](const Member& me) { attention.run(me); });
 }
 
 // Writes rows of K and V, float32 [T, Hkv, D], both with rows ``stride`` apart, to bfloat16 slots of pools

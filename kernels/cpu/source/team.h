@@ -4,7 +4,10 @@
 // core from a member of the team that the machine has interrupted, as OpenMP's own barrier does while its threads
 // wait actively, and it does not sleep at once, as that one does while they wait passively.
 #pragma once
+#include <omp.h>
+
 #include <atomic>
+#include <cstdint>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -33,3 +36,25 @@ class Barrier {
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> phase_{0};
 };
+
+// A thread at work with others on one thing.
+struct Member {
+    int thread, team;
+    Barrier& barrier;
+
+    void wait() const { barrier.wait(team); }
+
+    // Its share [first, last) of n things.
+    void share(int64_t n, int64_t& first, int64_t& last) const {
+        first = n * thread / team;
+        last = n * (thread + 1) / team;
+    }
+};
+
+// Runs ``work(me)`` as a team of so many threads, or as many as there are.
+template <class Work>
+void together(int threads, Work work) {
+    Barrier barrier;
+#pragma omp parallel num_threads(threads)
+    work(Member{omp_get_thread_num(), omp_get_num_threads(), barrier});
+}
