@@ -75,6 +75,14 @@ def _pieces(backend: tokenizers.Tokenizer) -> Pieces:
     return WindowPieces(lambda ids: backend.decode(ids, skip_special_tokens=False))
 
 
+def token_bytes(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
+    """How the tokens of a vocabulary spell bytes: what a token stands for inside a text."""
+    pieces = _pieces(backend)
+    if isinstance(pieces, ByteLevelPieces):
+        return byte_level_bytes
+    return pieces.bytes_of if isinstance(pieces, ByteFallbackPieces) else str.encode
+
+
 class ByteLevelPieces:
     """Byte-level BPE: tokens are bytes in a printable alphabet; text is their UTF-8."""
 
@@ -109,6 +117,13 @@ class ByteFallbackPieces:
     def finish(self) -> str:
         """The last run of byte tokens."""
         return self._strip_start(self._end_run())
+
+    def bytes_of(self, token: str) -> bytes:
+        """What a token stands for inside a text."""
+        for old, new in self._replace:
+            token = token.replace(old, new)
+        match = _BYTE_TOKEN.match(token)
+        return bytes([int(match[1], 16)]) if match else token.encode()
 
     def _end_run(self) -> str:
         run, self._run = bytes(self._run), bytearray()

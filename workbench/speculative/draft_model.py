@@ -3,8 +3,8 @@
 Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192), and Chen et
 al., "Accelerating Large Language Model Decoding with Speculative Sampling" (arXiv 2302.01318). The drafter
 is a few layers of the target, distilled from it (``workbench train draft``) or as they are, with the target's
-embedding; as they are they take no memory but their KV. Drafts are sampled from the request's own law with
-the q of every draw kept (R2), or the likeliest tokens (R3). Its KV are further layers in the target's pages.
+embedding, and their KV are further layers in the target's pages; or it is a second model. Drafts are sampled
+from the request's own law with the q of every draw kept (R2), or are the likeliest tokens (R3).
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.models.decoder import Decoder
 from workbench.models.heads import HeadFile, find_head
+from workbench.models.registry import resolve
 from workbench.models.weightset import Pack
-from workbench.spec.errors import HeadMismatch, InvariantError, MissingHead, OptionError
+from workbench.spec.errors import HeadMismatch, InvariantError, MissingHead, ModelNotFound, OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.distilled import KIND, begun_layers, distilled_decoder, kept_config, own_nbytes
 from workbench.speculative.drafted_chain import draft_chains
 from workbench.speculative.fused.program import FusedChain
 from workbench.speculative.head_options import drafted_vocab, head_bits
+from workbench.speculative.second_model import SecondModel
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,14 @@ class Config:
         high=1024,
         unit="layers",
         help="Layers cut out of the target: the first ones, and the last. 0: one more than a fifth.",
+    )
+    model: str = option(
+        "", help="A second model, by name or folder, in place of layers of the target; none when empty."
+    )
+    across: str = option(
+        "shared",
+        choices=("shared", "text"),
+        help="A second model with other tokens drafts those that both have, or its likeliest text.",
     )
     vocab: int = drafted_vocab()
     bits: int = head_bits()
@@ -177,24 +187,47 @@ class ModelDrafter:
         return self._own
 
 
-def _head(config: Config, context: Any) -> HeadFile | None:
-    """Distilled layers, as far as they are asked for: ``auto`` does where no number of layers is given."""
-    if config.source == "cut" or (config.source == "auto" and config.layers):
+def distilled_head(owner: str, source: str, layers: int, context: Any) -> HeadFile | None:
+    """Distilled layers, as far as they are asked for: ``auto`` does where no number of layers is given.
+
+    Raises :class:`OptionError` for ``layers`` beside them, and :class:`MissingHead` or :class:`HeadMismatch`
+    where they are insisted on.
+    """
+    if source == "cut" or (source == "auto" and layers):
         return None
-    if config.layers:
+    if layers:
         raise OptionError(
-            f"draft_model.layers = {config.layers} counts layers that are cut out of the model.",
+            f"{owner}.layers = {layers} counts layers that are cut out of the model.",
             hint="Leave it at 0, or set source to cut.",
         )
     try:
         return find_head(context.model, KIND, context.fingerprint)
     except (MissingHead, HeadMismatch):
-        if config.source == "trained":
+        if source == "trained":
             raise
         return None
 
 
-def bind(config: Config, context: Any) -> ModelDrafter:
-    """The drafter; raises :class:`OptionError` when the model has too few layers, and where distilled ones
-    are insisted on :class:`MissingHead` or :class:`HeadMismatch`."""
-    return ModelDrafter(config, context.config.num_layers, _head(config, context))
+def _second(config: Config, context: Any) -> SecondModel:
+    """A second model. Raises :class:`OptionError` when there is none, or for options of layers beside it."""
+    for name, kept in (("source", "auto"), ("layers", 0), ("bits", 16)):
+        if getattr(config, name) != kept:
+            raise OptionError(
+                f"draft_model.{name} is for layers of the model itself, and {config.model!r} is another.",
+                hint=f"Leave {name} at {kept}, or model empty.",
+            )
+    try:
+        resolve(config.model)
+    except ModelNotFound as error:
+        raise OptionError(f"draft_model.model: {error}", hint=error.hint) from None
+    return SecondModel(config, context.model)
+
+
+def bind(config: Config, context: Any) -> ModelDrafter | SecondModel:
+    """The drafter; raises :class:`OptionError` when the model has too few layers or the second one is none,
+    and where distilled layers are insisted on :class:`MissingHead` or :class:`HeadMismatch`."""
+    if config.model:
+        return _second(config, context)
+    return ModelDrafter(
+        config, context.config.num_layers, distilled_head(SPEC.id, config.source, config.layers, context)
+    )
