@@ -73,6 +73,8 @@ def setup_of(plan: Plan, place: Place) -> DraftSetup:
         plan.dtype,
         device=place.device,
         cores=last_core() if place.pin else (),
+        distilled=place.head is not None,
+        vocab=place.vocab,
     )
     if isinstance(place.how, Windows):
         return replace(made, windows=place.how)

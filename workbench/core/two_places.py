@@ -19,17 +19,19 @@ from workbench.core.plan import ModelFacts, plan, require
 from workbench.core.room import present
 from workbench.engine.engine import Engine
 from workbench.engine.sequence import Request
+from workbench.engine.split_runner import PeekingDrafter, SplitRunner
 from workbench.models.decoder import Decoder
+from workbench.models.heads import find_head
 from workbench.models.progress import Cancel
 from workbench.models.registry import open_source
 from workbench.spec.errors import OptionError
 from workbench.spec.events import RequestEvent, StepEvent
 from workbench.spec.plan import DType, Numerics
 from workbench.spec.recipe import Recipe
-from workbench.speculative.draft_model import cut_out
+from workbench.speculative.distilled import KIND
 from workbench.speculative.placement.messages import Worked
 from workbench.speculative.placement.mirror_worker import Windows
-from workbench.speculative.placement.placed import worker_of
+from workbench.speculative.placement.placed import drafting_kv, worker_of
 from workbench.speculative.placement.process_inbox import Inbox
 from workbench.speculative.placement.process_link import Delay, ProcessLink, pinned_cores
 from workbench.speculative.placement.remote import RemoteDrafter
@@ -49,7 +51,8 @@ main(inbox)
 
 @dataclass(frozen=True)
 class DraftSetup:
-    """The drafter's process: ``layers`` of the target it has (empty: all), and ``cores`` it is bound to.
+    """The drafter's process: ``layers`` of the target it has (empty: all), or the ``distilled`` ones that
+    draft ``vocab`` tokens; ``cores`` it is bound to.
 
     ``device`` may be another than the target's: then the two are two devices indeed. ``windows``: it drafts
     windows and their branches, not a tree that grows freely.
@@ -64,6 +67,8 @@ class DraftSetup:
     cores: tuple[int, ...] = ()
     growth: Growth = field(default_factory=Growth)
     windows: Windows | None = None
+    distilled: bool = False
+    vocab: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,7 @@ def remote_engine(engine: Engine, drafter: RemoteDrafter) -> Engine:
         context=engine.context,
         eos_ids=engine.eos_ids,
         drafter=drafter,
+        runner=SplitRunner(engine.executor, drafter) if isinstance(drafter, PeekingDrafter) else None,
         verify=ExactVerify(),
         make_stream=engine.make_stream,
         static_bytes=engine.static_bytes,
@@ -174,12 +180,14 @@ def main(inbox: Inbox) -> None:
     cores = pinned_cores(setup.cores)
     torch.set_num_threads(setup.threads)
     with torch.inference_mode():
-        serve(worker_of(TreeKV(_model(setup)), setup.windows or setup.growth), inbox, cores)
+        serve(worker_of(_model(setup), setup.windows or setup.growth), inbox, cores)
 
 
-def _model(setup: DraftSetup) -> Decoder:
+def _model(setup: DraftSetup) -> TreeKV:
     source = open_source(setup.model)
     facts = ModelFacts(setup.model, source.config, source.fingerprint)
     made = require(plan(Recipe(), facts, dtype=setup.dtype, numerics=setup.numerics, device=setup.device))
     whole = Decoder(source.config, build_weights(made, source))
-    return cut_out(whole, setup.layers) if setup.layers else whole
+    head = find_head(setup.model, KIND, source.fingerprint) if setup.distilled else None
+    layers = setup.layers or tuple(range(source.config.num_layers))
+    return drafting_kv(whole, layers, head, setup.vocab)

@@ -10,17 +10,17 @@ made ahead, never what is accepted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from workbench.spec.errors import OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.placement.mirror_target import MirrorTarget
 from workbench.speculative.placement.mirror_worker import Windows
-from workbench.speculative.placement.placed import Place, Where, draft_layers
+from workbench.speculative.placement.placed import PlaceOptions, place_of
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(PlaceOptions):
     """The window, what is foreseen of its end, what drafts, and where it sits."""
 
     k: int = option(4, low=1, high=16, unit="tokens", help="Tokens of a window.")
@@ -35,30 +35,12 @@ class Config:
         help="Layers of the target before it says what it may choose. 0: those of the trained adapter, else "
         "two thirds.",
     )
-    layers: int = option(
-        0,
-        low=0,
-        high=1024,
-        unit="layers",
-        help="Layers of the target that the drafter has: the first ones, and the last. 0: one more than a "
-        "fifth.",
-    )
-    place: str = option(
-        "process",
-        choices=("process", "here"),
-        help="A process of its own, or this one: then branches are made before the target goes on.",
-    )
-    device: str = option("cpu", choices=("cpu", "cuda"), help="Device of the drafter's process.")
-    pin: bool = option(True, help="Bind the drafter's process to the last core there is (where systems can).")
     wait: float = option(
         2000.0,
         low=0.0,
         high=60_000.0,
         unit="ms",
         help="How long the target waits for a window before it goes on without.",
-    )
-    delay: float = option(
-        0.0, low=0.0, high=1000.0, unit="ms", help="Hold back every message, as on a slower link."
     )
 
 
@@ -98,21 +80,13 @@ def peek_layers(target: int, asked: int) -> int:
 
 
 def bind(config: Config, context: Any) -> MirrorTarget:
-    """The drafter, here; a session gives it its process. Raises :class:`OptionError` for too many layers."""
+    """The drafter, here; a session gives it its process. Raises what :func:`place_of` raises."""
     windows = Windows(config.k, config.kappa)
-    total = context.config.num_layers
-    place = Place(
-        draft_layers(SPEC.id, total, config.layers),
-        windows,
-        cast(Where, config.place),
-        config.device,
-        config.pin,
-        config.delay / 1e3,
-    )
+    place = place_of(SPEC.id, config, context, windows)
     return MirrorTarget(
         SPEC.id,
         place,
         windows,
-        peek_layers=peek_layers(total, config.exit),
+        peek_layers=peek_layers(context.config.num_layers, config.exit),
         patience=config.wait / 1e3,
     )

@@ -10,45 +10,27 @@ GPUs with fused kernels; here they are two processes, which on one machine share
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from workbench.spec.technique import Claim, TechniqueSpec, option
-from workbench.speculative.placement.placed import Place, PlacedDrafter, Where, draft_layers
+from workbench.speculative.placement.placed import PlacedDrafter, PlaceOptions, place_of
 from workbench.speculative.placement.worker import Growth
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(PlaceOptions):
     """What drafts, how its tree grows, what of it is verified, and where it sits."""
 
     budget: int = option(8, low=1, high=64, unit="nodes", help="Nodes of the tree verified per step at most.")
-    layers: int = option(
-        0,
-        low=0,
-        high=1024,
-        unit="layers",
-        help="Layers of the target that the drafter has: the first ones, and the last. 0: one more than a "
-        "fifth.",
-    )
     width: int = option(4, low=1, high=32, unit="nodes", help="Leaves expanded at a time.")
     top: int = option(3, low=1, high=16, unit="tokens", help="Children that a leaf gets.")
     nodes: int = option(48, low=2, high=512, unit="nodes", help="Nodes that the tree may have.")
-    place: str = option(
-        "process",
-        choices=("process", "here"),
-        help="A process of its own, or this one: then the tree grows between two steps and hides nothing.",
-    )
-    device: str = option("cpu", choices=("cpu", "cuda"), help="Device of the drafter's process.")
-    pin: bool = option(True, help="Bind the drafter's process to the last core there is (where systems can).")
     wait: float = option(
         20.0,
         low=0.0,
         high=10_000.0,
         unit="ms",
         help="How long the target waits where it knows no node at all; with one it never waits.",
-    )
-    delay: float = option(
-        0.0, low=0.0, high=1000.0, unit="ms", help="Hold back every message, as on a slower link."
     )
 
 
@@ -77,14 +59,7 @@ SPEC = TechniqueSpec(
 
 
 def bind(config: Config, context: Any) -> PlacedDrafter:
-    """The drafter, here; a session gives it its process. Raises :class:`OptionError` for too many layers."""
-    place = Place(
-        draft_layers(SPEC.id, context.config.num_layers, config.layers),
-        Growth(config.width, config.top, config.nodes),
-        cast(Where, config.place),
-        config.device,
-        config.pin,
-        config.delay / 1e3,
-    )
+    """The drafter, here; a session gives it its process. Raises what :func:`place_of` raises."""
+    place = place_of(SPEC.id, config, context, Growth(config.width, config.top, config.nodes))
     nodes = max(config.nodes, config.budget)
     return PlacedDrafter(SPEC.id, place, budget=config.budget, patience=config.wait / 1e3, max_nodes=nodes)

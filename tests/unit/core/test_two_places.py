@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -33,6 +34,9 @@ from workbench.models.registry import open_source
 from workbench.spec.errors import JobFailed, OptionError
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
+from workbench.speculative.placement.mirror_target import MirrorTarget
+from workbench.speculative.placement.mirror_worker import Windows
+from workbench.speculative.placement.placed import Place
 from workbench.speculative.placement.process_link import ProcessLink, pinned_cores
 from workbench.speculative.placement.remote import RemoteDrafter
 from workbench.speculative.placement.worker import Growth
@@ -44,7 +48,10 @@ SETUP = DraftSetup(
     cores=tuple(CORES[-1:]),
     growth=Growth(width=3, top=2, max_nodes=20, max_depth=6),
 )
+WINDOWS = Windows(gamma=3, kappa=3)
+MIRROR = replace(SETUP, windows=WINDOWS)
 PROMPTS = ([5, 9, 40, 77, 300, 12], [1000, 7, 7, 8])
+NUMBERS = itertools.count(1)  # streams of all tests: their links are shared
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 SEEDED = replace(GREEDY, temperature=1.0, seed=11)
 
@@ -92,6 +99,60 @@ def link() -> Iterator[ProcessLink]:
     with start_drafter(SETUP) as running:
         yield running
     assert not running.alive and not psutil.pid_exists(running.pid)
+
+
+@pytest.fixture(scope="module")
+def mirror_link() -> Iterator[ProcessLink]:
+    """One drafter of windows and branches."""
+    with start_drafter(MIRROR) as running:
+        yield running
+    assert not running.alive and not psutil.pid_exists(running.pid)
+
+
+def run_mirror(
+    made: tuple[object, Decoder], link: ProcessLink, params: SamplingParams, patience: float
+) -> tuple[TwoPlaces, MirrorTarget]:
+    drafter = MirrorTarget(
+        "mirror_sd", Place(SETUP.layers, WINDOWS), WINDOWS, peek_layers=3, patience=patience
+    )
+    drafter.attach_target(made[1])
+    drafter.place(link, NUMBERS)
+    engine = remote_engine(engine_of(made), drafter)
+    return run_two_places(engine, link, requests(params), CORES[:1]), drafter
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("name", ["greedy", "seeded"])
+def test_branches_of_another_process_change_nothing(made, plain, mirror_link, name, delayed) -> None:
+    draw = random.Random(7)
+    hold = (lambda: draw.uniform(0.0, 0.05)) if delayed else None
+    mirror_link.to_drafter = mirror_link.to_target = hold
+    try:
+        params = {"greedy": GREEDY, "seeded": SEEDED}[name]
+        done, drafter = run_mirror(made, mirror_link, params, 5.0)
+    finally:
+        mirror_link.to_drafter = mirror_link.to_target = None
+    assert ids_of(done) == plain[name]
+    drafts = [d for step in done.steps for d in step.drafts]
+    assert drafts and all(len(d.tokens) <= WINDOWS.gamma for d in drafts)
+    assert drafter.windows >= len(drafts) and 0 <= drafter.reused <= drafter.windows
+    assert set(drafter.hits) <= set(drafter.tries) <= set(range(WINDOWS.gamma + 1))
+    assert not drafter.books and done.draft
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals of POSIX")
+def test_a_drafter_of_windows_that_dies_loses_no_token(made, plain) -> None:
+    with start_drafter(MIRROR) as link:
+        os.kill(link.pid, signal.SIGSTOP)
+        done, drafter = run_mirror(made, link, GREEDY, 0.02)  # waits in vain each time, and goes on
+        assert ids_of(done) == plain["greedy"] and drafter.waits > 0
+        assert not any(step.draft or step.warnings for step in done.steps)
+        os.kill(link.pid, signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(link.pid)], timeout=5)
+        done, drafter = run_mirror(made, link, GREEDY, 60.0)  # nobody to wait for
+        assert ids_of(done) == plain["greedy"]
+        warnings = [w for step in done.steps for w in step.warnings]
+        assert len(warnings) == 1 and "without drafts" in warnings[0]
 
 
 def run(
@@ -215,6 +276,9 @@ while True: pass
 """
 HELPER = """
 import os, sys, time
+from workbench.speculative.placement.mirror_target import MirrorTarget
+from workbench.speculative.placement.mirror_worker import Windows
+from workbench.speculative.placement.placed import Place
 from workbench.speculative.placement.process_link import ProcessLink
 link = ProcessLink(sys.argv[1], "{}")
 other = os.fork() if sys.argv[2] == "held" else 0

@@ -42,11 +42,9 @@ class DraftStream:
             return [], 0
         logits, rows = self.feed_root() if batch == [ROOT] else self.feed(batch)
         made: list[int] = []
-        for node, row in zip(batch, logits.log_softmax(-1), strict=True):
-            if node != ROOT and node not in self.tree.nodes:
-                continue  # evicted by a sibling's children
-            values, ids = row.topk(min(self.top, row.shape[-1]))
-            made += self.tree.add(node, list(zip(ids.tolist(), values.tolist(), strict=True)))
+        for node, children in zip(batch, self.kv.ranked(logits, self.top), strict=True):
+            if node == ROOT or node in self.tree.nodes:  # not evicted by a sibling's children
+                made += self.tree.add(node, children)
         self._collect()
         return [n for n in made if n in self.tree.nodes], rows
 

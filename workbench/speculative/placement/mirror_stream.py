@@ -30,9 +30,7 @@ class MirrorStream(DraftStream):
             return False
         logits, rows = self.feed_root() if new == [ROOT] else self.feed(new)
         self.rows += rows
-        values, ids = logits.log_softmax(-1).topk(min(self.top, logits.shape[-1]))
-        for node, tokens, chances in zip(new, ids.tolist(), values.tolist(), strict=True):
-            pairs = zip(tokens, chances, strict=True)
+        for node, pairs in zip(new, self.kv.ranked(logits, self.top), strict=True):
             self.ranked[node] = [(token, chance) for token, chance in pairs if math.isfinite(chance)]
         return True
 

@@ -7,13 +7,18 @@ with the same messages in this process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 from workbench.models.decoder import Decoder
+from workbench.models.heads import HeadFile
+from workbench.models.plain import plain_pack
 from workbench.spec.errors import InvariantError, OptionError
-from workbench.speculative.draft_model import cut_out, layers_kept
+from workbench.spec.technique import option
+from workbench.speculative.distilled import distilled_decoder
+from workbench.speculative.draft_model import cut_out, distilled_head, layers_kept
+from workbench.speculative.head_options import drafted_vocab
 from workbench.speculative.placement.here import HereLink, Unplaced
 from workbench.speculative.placement.mirror_worker import MirrorWorker, Windows
 from workbench.speculative.placement.remote import Link, RemoteDrafter
@@ -27,8 +32,38 @@ Where = Literal["process", "here"]
 
 
 @dataclass(frozen=True)
+class PlaceOptions:
+    """Options that both techniques share: what drafts, and where it sits."""
+
+    source: str = option(
+        "auto",
+        choices=("auto", "trained", "cut"),
+        help="Layers distilled from the target, or its own as they are. auto: distilled, if there are any.",
+    )
+    layers: int = option(
+        0,
+        low=0,
+        high=1024,
+        unit="layers",
+        help="Layers cut out of the target: the first ones, and the last. 0: one more than a fifth.",
+    )
+    vocab: int = drafted_vocab()
+    place: str = option(
+        "process",
+        choices=("process", "here"),
+        help="A process of its own, or this one: then nothing that it does is hidden.",
+    )
+    device: str = option("cpu", choices=("cpu", "cuda"), help="Device of the drafter's process.")
+    pin: bool = option(True, help="Bind the drafter's process to the last core there is (where systems can).")
+    delay: float = option(
+        0.0, low=0.0, high=1000.0, unit="ms", help="Hold back every message, as on a slower link."
+    )
+
+
+@dataclass(frozen=True)
 class Place:
-    """``layers`` of the target that draft; ``how``: a free tree, or windows with branches.
+    """``layers`` of the target that draft, or ``head``, layers that were distilled from them, which draft the
+    ``vocab`` tokens that are said most often; ``how``: a free tree, or windows with branches.
 
     ``where``: a process of its own, if there is somebody who starts it, on ``device``; ``pin`` binds it to a
     core. ``delay``: seconds that each message is held back on its way, as on a slower link.
@@ -40,16 +75,42 @@ class Place:
     device: str = "cpu"
     pin: bool = True
     delay: float = 0.0
+    head: HeadFile | None = None
+    vocab: int = 0
 
 
-def draft_layers(owner: str, target: int, asked: int) -> tuple[int, ...]:
-    """Numbers of the target's layers that draft. Raises :class:`OptionError` for as many as it has."""
-    if asked >= target or target < 2:
+def place_of(owner: str, config: Any, context: Any, how: Growth | Windows) -> Place:
+    """The place that a technique's options (:class:`PlaceOptions`) ask for.
+
+    Raises :class:`OptionError` for as many layers as the target has, and where distilled layers are insisted
+    on :class:`MissingHead` or :class:`HeadMismatch`.
+    """
+    target = context.config.num_layers
+    if config.layers >= target or target < 2:
         raise OptionError(
-            f"{owner}.layers = {asked} is too many: the target has {target}.",
+            f"{owner}.layers = {config.layers} is too many: the target has {target}.",
             hint=f"Choose {target - 1} at most." if target > 1 else "Choose another drafter.",
         )
-    return layers_kept(target, asked)
+    head = distilled_head(owner, config.source, config.layers, context)
+    return Place(
+        layers_kept(target, config.layers),
+        how,
+        cast(Where, config.place),
+        config.device,
+        config.pin,
+        config.delay / 1e3,
+        head,
+        config.vocab,
+    )
+
+
+def drafting_kv(target: Decoder, layers: Sequence[int], head: HeadFile | None, vocab: int) -> TreeKV:
+    """The drafter's model on its target, with KV of its own. Raises :class:`HeadMismatch`."""
+    if head is None:
+        return TreeKV(cut_out(target, layers))
+    weights, config = target.weights, target.config
+    pack = plain_pack(weights.dtype, weights.numerics, str(weights.device), activation=config.activation)
+    return TreeKV(*distilled_decoder(head, vocab, target, pack))
 
 
 def worker_of(kv: TreeKV, how: Growth | Windows) -> Worker:
@@ -68,7 +129,7 @@ class PlacedDrafter(RemoteDrafter):
     def attach_target(self, target: Decoder) -> None:
         """The target: until it is placed, its layers draft here, on the same storages."""
         self._vocab = target.config.vocab_size
-        kv = TreeKV(cut_out(target, self.wanted.layers))
+        kv = drafting_kv(target, self.wanted.layers, self.wanted.head, self.wanted.vocab)
         batches = 0 if isinstance(self.wanted.how, Windows) else HERE_BATCHES
         self._link = HereLink(worker_of(kv, self.wanted.how), batches)
 

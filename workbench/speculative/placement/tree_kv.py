@@ -20,10 +20,14 @@ _GROWTH = 256
 
 
 class TreeKV:
-    """``decoder`` and K, V [slots, Hkv, D] of each of its layers; slots come as they are asked for."""
+    """``decoder`` and K, V [slots, Hkv, D] of each of its layers; slots come as they are asked for.
 
-    def __init__(self, decoder: Decoder) -> None:
+    ``ids`` [n]: the tokens its logits are of; None: all.
+    """
+
+    def __init__(self, decoder: Decoder, ids: Tensor | None = None) -> None:
         self.decoder = decoder
+        self._ids = ids
         config, weights = decoder.config, decoder.weights
         self._shape = (config.num_kv_heads, config.head_dim)
         self._kv = [
@@ -94,6 +98,15 @@ class TreeKV:
 
         ids = torch.tensor(tokens, device=device)
         return self.decoder.forward(ids, at, attend, logits_rows=rows).logits
+
+    def ranked(self, logits: Tensor, k: int) -> list[list[tuple[int, float]]]:
+        """The ``k`` likeliest tokens of each row of :meth:`feed`, with the logarithms of their chances."""
+        values, places = logits.log_softmax(-1).topk(min(k, logits.shape[-1]))
+        tokens = places if self._ids is None else self._ids[places]
+        return [
+            list(zip(ids, chances, strict=True))
+            for ids, chances in zip(tokens.tolist(), values.tolist(), strict=True)
+        ]
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         """``q`` [T, Hq, D] scaled, ``k``, ``v`` [T, S, Hkv, D], ``seen`` [T, S] -> [T, Hq * D]."""
