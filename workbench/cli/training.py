@@ -31,6 +31,8 @@ class HeadName(StrEnum):
     eagle = "eagle"
     fasteagle = "fasteagle"
     draft = "draft"
+    exit_adapter = "exit_adapter"
+    lede = "lede"
 
 
 EAGLE_RATE, MEDUSA_RATE, DRAFT_RATE = 2e-3, 3e-3, 1e-3
@@ -52,7 +54,8 @@ def train(
     head: Annotated[
         HeadName,
         typer.Argument(
-            metavar="WHAT", help="The head: medusa, eagle3, eagle or fasteagle; or a draft model: draft."
+            metavar="WHAT",
+            help="The head: medusa, eagle3, eagle or fasteagle; a draft model: draft; exit_adapter; or lede.",
         ),
     ],
     target: Annotated[
@@ -102,6 +105,12 @@ def train(
             min=1, help="Its layers: fasteagle 4 when not given, draft 6.", rich_help_panel=_TRAINING
         ),
     ] = None,
+    layer: Annotated[
+        int,
+        typer.Option(
+            min=0, help="exit_adapter: layers before the exit; 0: two thirds.", rich_help_panel=_TRAINING
+        ),
+    ] = 0,
     vocab: Annotated[
         int | None,
         typer.Option(
@@ -117,6 +126,13 @@ def train(
             rich_help_panel=_TRAINING,
         ),
     ] = LossOption.kl,
+    documents: Annotated[
+        str,
+        typer.Option(
+            help="lede: how the names of the evaluation documents begin whose text it drafts, e.g. stdlib/.",
+            rich_help_panel=_DATA,
+        ),
+    ] = "",
     seed: o.Seed = 0,
     start: Annotated[
         Path | None,
@@ -136,6 +152,11 @@ def train(
     o.set_threads(threads)
     if background:
         _step_aside()
+    if head is HeadName.lede:
+        from workbench.cli.exits import learn_exits
+
+        learn_exits(target, documents, seed=seed, to=to, dtype=dtype.value, json=json)
+        return
     from workbench.training.heads.conversations import Making
     from workbench.training.heads.eagle import EagleShape
     from workbench.training.heads.medusa import Shape
@@ -146,6 +167,7 @@ def train(
     from workbench.training.heads.train import train_medusa
     from workbench.training.heads.train_draft import DraftShape, train_draft
     from workbench.training.heads.train_eagle import train_eagle
+    from workbench.training.heads.train_exit import ExitShape, train_exit
 
     if threads is not None:
         import torch
@@ -165,6 +187,8 @@ def train(
         elif head is HeadName.draft:
             draft_shape = DraftShape(layers=deep, vocab=words, loss=loss.value)
             made = train_draft(target, data, draft_shape, schedule, **common)
+        elif head is HeadName.exit_adapter:
+            made = train_exit(target, data, ExitShape(layer, words), schedule, **common)
         else:
             deep = deep if head is HeadName.fasteagle else unroll
             shape = EagleShape(steps=deep, vocab=words, loss=loss.value)
@@ -186,6 +210,10 @@ def _show(head: HeadFile) -> None:
 
     facts: dict[str, Any] = dict(head.facts)
     held = facts["held_out"]
+    if head.kind == "exit_adapter":
+        _show_exit(held)
+        print(f"written to {head.path}")
+        return
     if head.kind == "medusa":
         columns = {"right": "top1", "among 2": "top2", "among 5": "top5", "among 10": "top10"}
         first = "head"
@@ -203,3 +231,16 @@ def _show(head: HeadFile) -> None:
         if tau is not None:
             print(f"{name}: {tau:.2f} tokens per step on {run['prompts']} held-out prompts")
     print(f"written to {head.path}")
+
+
+def _show_exit(held: dict[str, Any]) -> None:
+    """How often the model's own next token is among the first of the exit, without and with the adapter."""
+    from rich.table import Table
+
+    ranks = [name for name in held["adapter"] if name.startswith("top")]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("exit", *(f"among {name.removeprefix('top')}" for name in ranks), "KL"):
+        table.add_column(column)
+    for name in ("lens", "adapter"):
+        table.add_row(name, *(f"{held[name][rank]:.3f}" for rank in ranks), f"{held[name]['kl']:.3f}")
+    out().print(table)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from types import ModuleType
 
 import pytest
 import torch
 
+from workbench.cli.main import main
 from workbench.core.build_weights import build_weights
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.models.decoder import Decoder
+from workbench.models.registry import open_source
+from workbench.spec.errors import HeadMismatch
 from workbench.spec.recipe import Recipe
 from workbench.speculative.placement.early_exit import ExitDecoder
+from workbench.speculative.placement.trained_exit import find_exit
 from workbench.speculative.placement.tree_kv import TreeKV
 from workbench.training.heads.conversations import Conversation
 from workbench.training.heads.exit_adapter import ExitHead, ExitLoss
@@ -95,3 +100,29 @@ def test_an_untrained_adapter_is_the_logit_lens(target: tuple[Decoder, torch.Ten
     model = ExitHead(decoder.config.hidden_size, decoder.config.norm_eps)
     assert torch.equal(model(stream), stream)
     assert not model.adapter().matrix.any() and not model.adapter().gain.requires_grad
+
+
+def test_the_command_makes_an_adapter_that_is_found_and_served(model_folder, tmp_path, monkeypatch, capsys):
+    """Hits of the whole vocabulary, measured on what the file holds, beside those of the logit lens."""
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    folder = model_folder("llama")
+    options = ["--tokens", "60", "--questions", "4", "--batch", "2", "--vocab", "200", "--lr", "0.01"]
+    command = ["train", "exit_adapter", "--target", str(folder), "--foreground", *options]
+    assert main([*command, "--steps", "12", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["layer"] == 1 and facts["held_out"]["lens"]["rows"] == facts["held_out"]["adapter"]["rows"]
+    assert facts["held_out"]["adapter"]["kl"] < facts["held_out"]["lens"]["kl"]
+    source = open_source(folder)
+    found = find_exit(str(folder), source.fingerprint, source.config.num_layers)
+    assert found is not None and found.layer == 1
+    assert bool(found.adapter.matrix.any()) and found.adapter.matrix.dtype is torch.bfloat16
+    with pytest.raises(HeadMismatch, match="does not fit"):
+        find_exit(str(folder), source.fingerprint, 1)
+    with pytest.raises(HeadMismatch, match="other weights"):
+        find_exit(str(folder), "f" * 64, 2)
+    assert find_exit("another", source.fingerprint, 2) is None
+    assert main([*command, "--steps", "12"]) == 0
+    shown = capsys.readouterr().out
+    assert "lens" in shown and "written to" in shown
+    assert main([*command, "--layer", "2", "--json"]) == 2
+    assert "leaves nothing" in capsys.readouterr().out
