@@ -17,8 +17,10 @@ from torch.nn import functional as F
 from workbench.models.decoder import Decoder
 from workbench.models.source import Source
 from workbench.speculative.medusa import head_states
-from workbench.training.heads.losses import LossName, loss_of
-from workbench.training.heads.rows import Rows, targets
+from workbench.training.heads.distil import distilled
+from workbench.training.heads.losses import LossName
+from workbench.training.heads.rows import Rows
+from workbench.training.heads.unroll import before
 
 WEIGHT = 0.8
 
@@ -67,26 +69,26 @@ class MedusaLoss:
         self.place = torch.full((matrix.shape[0],), -1).scatter_(0, self.kept, torch.arange(len(self.kept)))
 
     def __call__(self, numbers: Sequence[int], share: float) -> tuple[Tensor, int]:
-        """Weighted mean over heads and rows, and the number of tokens predicted by all heads."""
+        """Weighted mean over heads and rows, and the number of tokens predicted by all heads.
+
+        What head k gives is laid at the row whose law it answers for, k + 1 rows on: the law of a row is then
+        made once for all heads, and never of all rows together (:mod:`.distil`).
+        """
         batch = [self.rows[i] for i in numbers]
         z = normed(self.decoder, torch.cat([r.stream for r in batch]))
-        wanted = targets(batch, self.shape.heads)
-        wanted = torch.where(wanted >= 0, self.place[wanted.clamp_min(0)], -1)
-        law = None
-        if self.shape.loss != "ce":
-            with torch.no_grad():
-                law = self._logits(z).softmax(-1)
+        following = torch.cat([r.following for r in batch])
+        wanted = torch.where(following >= 0, self.place[following.clamp_min(0)], -1)
+        before_it = torch.cat([torch.arange(len(r.following)) for r in batch])
+        heads = range(self.shape.heads)
+        counted = torch.stack([(wanted >= 0) & (before_it > k) for k in heads])
+        by_head = torch.tensor([WEIGHT ** (k + 1) for k in heads]) * counted.any(1)
+        weights = counted * (by_head / by_head.sum().clamp_min(1e-9) / counted.sum(1).clamp_min(1))[:, None]
         states = self.model(z)
-        total, weights, tokens = z.new_zeros(()), 0.0, 0
-        for k in range(self.shape.heads):
-            at = (wanted[:, k] >= 0).nonzero()[:, 0]
-            if not len(at):
-                continue
-            later = None if law is None else law[at + k + 1]  # head k + 1 answers for the law k + 1 rows on
-            each = loss_of(self.shape.loss, self._logits(states[at, k]), wanted[at, k], later, share)
-            weight = WEIGHT ** (k + 1)
-            total, weights, tokens = total + weight * each.mean(), weights + weight, tokens + len(at)
-        return total / max(weights, 1e-9), tokens
+        laid = [before(states[:, k], k + 1) for k in heads]
+        total = distilled(
+            laid, z, self.matrix, wanted.clamp_min(0), weights.to(z.dtype), self.shape.loss, share
+        )
+        return total, int(counted.sum())
 
     def likeliest(self, z: Tensor, width: int) -> Tensor:
         """Tokens [n, K, width] that each head finds likeliest, of those that the loss is over."""
