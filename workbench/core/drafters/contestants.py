@@ -15,14 +15,14 @@ from workbench.core.build import build_engine
 from workbench.core.build_kv import build_kv
 from workbench.core.drafters.settings import PLAIN, Cell, DrafterSettings, weights_of
 from workbench.core.kv_groups import drafter_layers
-from workbench.core.plan import ModelFacts, plan, why_not
+from workbench.core.plan import ModelFacts, plan, require, why_not
 from workbench.engine.engine import Engine
 from workbench.engine.exit_runner import ExitDrafter
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.heads import HeadFile, find_head
-from workbench.spec.errors import OptionError, PlanError, WorkbenchError
-from workbench.spec.plan import Conflict, EngineLimits, Plan
+from workbench.spec.errors import OptionError, WorkbenchError
+from workbench.spec.plan import EngineLimits, Plan
 from workbench.spec.recipe import Recipe, Use
 
 
@@ -75,23 +75,18 @@ def usable(settings: DrafterSettings, facts: ModelFacts) -> list[str]:
 def planned(
     recipe: Recipe, cell: Cell, settings: DrafterSettings, facts: ModelFacts, limits: EngineLimits
 ) -> Plan:
-    """The plan of a recipe in a cell: paged, with the cell's weights, and compiled kernels where they fit.
+    """The plan of a recipe in a cell: paged, with the cell's weights, and the kernels plain decoding takes.
 
-    Raises :class:`PlanError` with what stands against it.
+    Those are compiled ones where they fit the cell. Raises :class:`PlanError` with what stands against it.
     """
-    conflicts: list[Conflict] = []
-    for kernels in (("compiled",), ()):
-        more = Recipe.of(*weights_of(cell.weights), "paged", *kernels)
-        whole = Recipe((*(u for u in more if u.id not in {m.id for m in recipe}), *recipe))
-        found = plan(
-            whole, facts, device=settings.device, dtype=settings.dtype, numerics=cell.numerics, limits=limits
-        )
-        if isinstance(found, Plan):
-            return found
-        conflicts = found
-    raise PlanError(
-        f"{recipe} does not fit: " + "; ".join(str(c) for c in conflicts), conflicts=tuple(conflicts)
-    )
+    where: dict[str, Any] = {"device": settings.device, "dtype": settings.dtype, "numerics": cell.numerics}
+    base = Recipe.of(*weights_of(cell.weights), "paged")
+    compiled = base.with_("compiled")
+    if isinstance(plan(compiled, facts, limits=limits, **where), Plan):
+        base = compiled
+    own = {u.id for u in recipe}
+    whole = Recipe((*(u for u in base if u.id not in own), *recipe))
+    return require(plan(whole, facts, limits=limits, **where))
 
 
 def limits_of(prompts: Sequence[Sequence[int]], tokens: int, cell: Cell, longest: int) -> EngineLimits:

@@ -14,7 +14,7 @@ from workbench.core.drafters.prompt_sets import set_name
 from workbench.core.drafters.results import BAR, Row, rows_of
 from workbench.core.drafters.settings import NAME, PLAIN, SIZES, Cell, DrafterSettings
 from workbench.core.drafters.turns import Turn
-from workbench.core.drafters.vocabulary import LISTS, Covered, coverage, drafted_size, list_of
+from workbench.core.drafters.vocabulary import LISTS, WANTED, Covered, coverage, drafted_size, list_of
 from workbench.core.plan import ModelFacts
 from workbench.core.provenance import process_memory
 from workbench.core.run_of import run_of
@@ -74,6 +74,7 @@ def summary(
     metrics = [_plain(m) for m in measured if _known(m)]
     metrics += [metric for row in rows for metric in row.metrics()]
     metrics += [metric for one in crossings for metric in one.metrics()]
+    metrics += [c.metric() for c in covered if not c.drafter]
     within = [r.error <= BAR for r in rows if r.error is not None]
     if within:
         metrics.append(
@@ -87,7 +88,7 @@ def summary(
         {"bench": told},
         recipe=Recipe(),
         profile=settings.profile,
-        notes=tuple(notes),
+        notes=(*notes, *_too_short(covered)),
     )
 
 
@@ -141,6 +142,19 @@ def _covered(facts: ModelFacts, measured: Sequence[Measured], rows: Sequence[Row
             shares = coverage(listed, answers, sizes)
             out += [Covered(m.cell.label, kind, n, s) for n, s in zip(sizes, shares, strict=True)]
     return out
+
+
+def _too_short(covered: Sequence[Covered]) -> list[str]:
+    """Lists that should be longer, by the worst prompts."""
+    worst: dict[str, Covered] = {}
+    for c in covered:
+        if c.enough is False and not c.drafter and c.coverage < worst.get(c.head, c).coverage + 1e-12:
+            worst[c.head] = c
+    return [
+        f"{c.head}: {c.size:,} tokens cover {c.coverage:.3f} of the answers of {c.cell}, less than {WANTED}: "
+        f"compare longer lists with --vocab"
+        for c in worst.values()
+    ]
 
 
 def _plain(m: Measured) -> Metric:

@@ -14,10 +14,11 @@ from typing import Any
 from workbench.core import catalog
 from workbench.models.heads import HeadFile
 from workbench.spec.recipe import Recipe
+from workbench.spec.run import Metric
 
 LISTS = (4096, 8192, 16384)
-WANTED = 0.97
-"""Share of the answers that the first 8192 tokens should cover."""
+JUDGED, WANTED = 8192, 0.97
+"""Share of the answers that so many tokens should cover."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,16 @@ class Covered:
     drafter: str = ""
     tau: float | None = None
     draft_ms: float | None = None
+
+    @property
+    def enough(self) -> bool | None:
+        """Whether a list of 8192 covers as much as it should; None of another size."""
+        return self.coverage >= WANTED if self.size == JUDGED else None
+
+    def metric(self) -> Metric:
+        """The coverage."""
+        name = f"{self.cell}:{self.head}:coverage_{self.size}"
+        return Metric(name, self.coverage, "", better="higher", note="of tokens of plain decoding's answers")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""

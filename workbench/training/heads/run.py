@@ -25,7 +25,9 @@ from workbench.training.heads.shards import DataSettings, Shards
 from workbench.training.heads.target import Target, open_target
 
 VOCAB_KEPT = 8192
-"""Ids kept with a head for drafting from fewer tokens."""
+"""Ids that are drafted from."""
+VOCAB_LISTED = 16384
+"""Ids listed in a head's file, most frequent first: what can be drafted from, at most, but for all tokens."""
 
 
 @contextmanager

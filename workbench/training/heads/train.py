@@ -30,7 +30,7 @@ from workbench.training.heads.evaluate import (
 from workbench.training.heads.medusa import MedusaHeads, MedusaLoss, Shape, normed, vocabulary_matrix
 from workbench.training.heads.optimise import Schedule, optimise
 from workbench.training.heads.rows import Rows, frequent, load
-from workbench.training.heads.run import VOCAB_KEPT, Run, shards_of
+from workbench.training.heads.run import VOCAB_LISTED, Run, shards_of
 from workbench.training.heads.shards import DataSettings
 from workbench.training.heads.target import Target
 
@@ -76,7 +76,7 @@ def _train(
     config = target.source.config
     shown = load(run.shards, (config.num_layers,), part(progress, 0.02, 0.55), cancel)
     trained, held = ([Rows.of(s.conversation, s.streams[0]) for s in side] for side in shown)
-    ids = frequent((r.conversation for r in trained), config.vocab_size, VOCAB_KEPT)
+    ids = frequent((r.conversation for r in trained), config.vocab_size, VOCAB_LISTED)
     heads = MedusaHeads(shape, config.hidden_size, schedule.seed)
     loss = MedusaLoss(heads, shape, target.decoder, vocabulary_matrix(target.source), ids, trained)
 

@@ -28,7 +28,7 @@ from workbench.training.heads.initial import initial
 from workbench.training.heads.medusa import vocabulary_matrix
 from workbench.training.heads.optimise import Schedule, optimise
 from workbench.training.heads.rows import Shown, frequent, load
-from workbench.training.heads.run import VOCAB_KEPT, Run, shards_of
+from workbench.training.heads.run import VOCAB_LISTED, Run, shards_of
 from workbench.training.heads.shards import DataSettings
 from workbench.training.heads.target import Target
 
@@ -98,7 +98,7 @@ def _train(
     layers = layers_read(kind, config.num_layers)
     captured = layers if kind == "eagle" else (*layers, config.num_layers)
     trained, held = load(run.shards, captured, part(progress, 0.02, 0.4), cancel, best=True)
-    ids = frequent((s.conversation for s in trained), config.vocab_size, VOCAB_KEPT)
+    ids = frequent((s.conversation for s in trained), config.vocab_size, VOCAB_LISTED)
     loss = _loss(kind, shape, target, trained, ids, schedule.seed, begun)
     model = loss.model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.core.drafters.contestants import heads_of
-from workbench.core.drafters.vocabulary import coverage, drafted_size, list_of
+from workbench.core.drafters.vocabulary import Covered, coverage, drafted_size, list_of
 from workbench.core.plan import ModelFacts
 from workbench.models.registry import open_source
 from workbench.spec.recipe import Recipe
@@ -33,3 +33,12 @@ def test_every_head_of_a_recipe_is_found_with_its_list() -> None:
         for head in found:
             listed = list_of(head)
             assert len(set(listed)) == len(listed) > 100
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "enough"), [(8192, 0.97, True), (8192, 0.96, False), (4096, 0.5, None)]
+)
+def test_a_list_of_8192_should_cover_97_percent(size: int, share: float, enough: bool | None) -> None:
+    found = Covered("chat_b1", "eagle3", size, share)
+    assert found.enough is enough
+    assert found.metric().name == f"chat_b1:eagle3:coverage_{size}" and found.metric().value == share
