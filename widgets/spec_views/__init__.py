@@ -16,6 +16,7 @@ _WHERE = {
     "law_of_rules": "rule_law",
     "measure_batches": "crossover",
     "operating_point": "speedup",
+    "read_exits": "exits",
     "read_rounds": "draft_tree",
 }
 

@@ -36,6 +36,7 @@ class Round:
     nodes: tuple[Node, ...]
     mask: tuple[tuple[bool, ...], ...]
     words: str
+    exit: int = 0  # layers of the model that drafted; 0: something else did
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the front end."""
@@ -60,9 +61,11 @@ def round_of(record: DraftRecord, step: int, decode: Decode, of: str = "") -> Ro
     kept = sum(n.state == "accepted" for n in nodes)
     said = {"corrected": " in place of a rejected one", "bonus": " as a bonus", "cut": ", cut off"}
     own = f", then {nodes[-1].text!r}{said[nodes[-1].state]}" if record.own is not None else ""
-    words = f"step {step}: {record.source} drafted {len(record.tokens)}, kept {kept}{own}"
+    where = f" behind layer {record.exit}" if record.exit else ""
+    words = f"step {step}: {record.source} drafted {len(record.tokens)}{where}, kept {kept}{own}"
     words = f"{of}{words}; {judged_by([record])}"
-    return Round(step, record.request_id, tuple(nodes), tuple(map(tuple, mask_of(record))), words)
+    mask = tuple(map(tuple, mask_of(record)))
+    return Round(step, record.request_id, tuple(nodes), mask, words, record.exit)
 
 
 @dataclass(frozen=True)
@@ -109,20 +112,26 @@ class DraftRounds:
         return TreeView(self)
 
     def table(self) -> Table:
-        """A row per round: what was drafted, what was kept, what the model said itself."""
-        rows = []
+        """A row per round: what was drafted, what was kept, what the model said itself.
+
+        Where the model's own first layers drafted, behind which of them.
+        """
+        rows, exits = [], any(r.exit for r in self.rounds)
         for r in self.rounds:
             kept = [shown(n.text) for n in r.nodes if n.state == "accepted"]
             drafted = sum(n.state not in ("root", "corrected", "bonus") for n in r.nodes)
             last = r.nodes[-1]
             own = f"{shown(last.text)} ({last.state})" if last.state in ("corrected", "bonus") else "–"
-            rows.append((r.step, drafted, max(n.depth for n in r.nodes), len(kept), " ".join(kept), own))
+            left = (r.exit,) if exits else ()
+            depth = max(n.depth for n in r.nodes)
+            rows.append((r.step, *left, drafted, depth, len(kept), " ".join(kept), own))
         a = acceptance(self.records)
         note = (
             f"{a.steps} rounds, {a.accepted} of {a.drafted} drafted tokens kept, τ {a.tau:.3g} a round; "
             f"{judged_by(self.records)} (measured)."
         )
-        columns = ("engine step", "drafted", "depth", "kept", "kept tokens", "the model's own")
+        left = ("exit layer",) if exits else ()
+        columns = ("engine step", *left, "drafted", "depth", "kept", "kept tokens", "the model's own")
         return Table.of(columns, rows, note=note)
 
 
