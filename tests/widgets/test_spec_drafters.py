@@ -93,3 +93,21 @@ def test_a_stored_bench_run_is_read_by_its_batches(tiny: Any) -> None:
     assert batches_of_bench(stored).figure().data[0].line.dash == "solid"
     with pytest.raises(RecordError, match="bench decode"):
         batches_of_bench(run)
+
+
+def test_a_stored_comparison_of_drafters_has_its_predictions_beside_it(tiny: Any) -> None:
+    run = tiny.generate(PROMPT, max_tokens=2)
+    crossings = [
+        {"prompts": p, "drafter": "ngram", "batches": [1, 8], "measured": [1.2, 0.7], "predicted": [1.3, 0.9]}
+        for p in ("mixed", "chat")
+    ]
+    metrics = tuple(
+        Metric(f"{p}_b{b}:ngram/plain", v, "×", n=3, spread=(v, v))
+        for p in ("mixed", "chat") for b, v in ((1, 1.2), (8, 0.7))
+    )  # fmt: skip
+    bench = {"name": "drafters", "contestants": ["plain", "ngram"], "crossings": crossings}
+    found = batches_of_bench(replace(run, kind="bench", plan={**run.plan, "bench": bench}, metrics=metrics))
+    assert [(s.name, s.batches, s.predicted) for s in found.series] == [
+        ("ngram, mixed", (1, 8), (1.3, 0.9)), ("ngram, chat", (1, 8), (1.3, 0.9)),
+    ]  # fmt: skip
+    assert {t.line.dash for t in found.figure().data} == {"solid", "longdash"}

@@ -8,7 +8,7 @@ is compared with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -109,11 +109,13 @@ class BatchGains:
 
 
 def batches_of_bench(run: Run) -> BatchGains:
-    """The same from a stored bench run that compared recipes at several batch sizes.
+    """The same from a stored bench run that compared recipes, or drafters, at several batch sizes.
 
     Raises :class:`RecordError` when it is no such run.
     """
     bench = run.plan.get("bench", {})
+    if bench.get("crossings"):
+        return _of_drafters(run, bench["crossings"])
     sizes = {cell: int(s["batch"]) for cell, s in bench.get("cells", {}).items() if "batch" in s}
     base = next(iter(run.contestants), "")
     found = []
@@ -128,9 +130,20 @@ def batches_of_bench(run: Run) -> BatchGains:
     if not found:
         raise RecordError(
             "This run compares no recipes over batch sizes.",
-            hint="For example: workbench bench decode --recipe '' --recipe ngram",
+            hint="For example: workbench bench drafters, or bench decode --contestant plain --use ngram",
         )
     return BatchGains(f"{bench.get('name')} of {run.model} against {base}", tuple(found))
+
+
+def _of_drafters(run: Run, crossings: Sequence[Mapping[str, Any]]) -> BatchGains:
+    found = []
+    for c in crossings:
+        names = [f"{c['prompts']}_b{batch}:{c['drafter']}/plain" for batch in c["batches"]]
+        measured = [m for name in names if (m := run.metric(name)) is not None]
+        if len(measured) == len(names):
+            name = f"{c['drafter']}, {c['prompts']}"
+            found.append(Series(name, tuple(c["batches"]), tuple(measured), tuple(c["predicted"])))
+    return BatchGains(f"{run.model}, predicted from batch 1", tuple(found))
 
 
 def measure_batches(

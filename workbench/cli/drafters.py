@@ -154,8 +154,8 @@ def _show(run: Run) -> None:
 
 
 _ROW = (
-    "drafter", "× plain", "turns", "pred.", "error", "τ", "tok/forward", "survival", "drafted in", "draft ms",
-    "forward ms", "other ms", "same text",
+    "drafter", "× plain", "range (median)", "pred.", "error", "τ", "tok/fwd", "survival", "drafts in",
+    "draft ms", "fwd ms", "other ms", "same text",
 )  # fmt: skip
 _CROSSING = ("prompts", "drafter", "measured", "predicted", "doublings apart", "measured × by batch",
              "predicted × by batch")  # fmt: skip
@@ -163,11 +163,11 @@ _COVERED = ("cell", "head", "tokens", "coverage", "drafter", "τ", "draft ms")
 
 
 def _row(r: Mapping[str, Any]) -> tuple[str, ...]:
-    survival = " ".join(f"{s:.2f}" for s in r["survival"][:5])
+    survival = " ".join(f"{s:.2f}" for s in r["survival"][:4])
     return (
         r["drafter"],
         f"{r['speedup']:.2f}",
-        f"{r['low']:.2f} … {r['middle']:.2f} … {r['high']:.2f}",
+        f"{r['low']:.2f}–{r['high']:.2f} ({r['middle']:.2f})",
         _said(r["predicted"], ".2f"),
         _said(r["error"], ".0%"),
         _said(r["tau"], ".2f"),
@@ -206,7 +206,7 @@ def _table(title: str, columns: Sequence[str], rows: Any) -> None:
         box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold"
     )
     for name in columns:
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     console = out()

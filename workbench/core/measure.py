@@ -1,4 +1,4 @@
-"""Measuring from a script: quality, KV methods by P1, needles, sweeps. Each returns runs, ready to be kept.
+"""Measuring from a script: quality, KV methods by P1, needles, sweeps, drafters. Each returns runs to keep.
 
 ``from workbench import measure``; ``session`` is an open :class:`Session`, or the name of a model, for which
 one is opened with 32-bit arithmetic and closed again. Nothing of it needs a notebook.
@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from workbench.core.drafters.bench import run_drafters
+from workbench.core.drafters.settings import DrafterSettings
 from workbench.core.jobs import Job
 from workbench.core.kv_methods import Method, grid, method
 from workbench.core.kv_p1 import submit_p1, that_fit
@@ -31,6 +33,7 @@ __all__ = [
     "Points",
     "QualitySettings",
     "RatePoint",
+    "drafters",
     "frontier",
     "grid",
     "method",
@@ -103,6 +106,19 @@ def sweep(session: Session | str, techniques: Sequence[str] = (), **asked: Any) 
     with opened(session) as here:
         fit, _ = that_fit(here, named, asked["settings"])
         return p1(here, *fit, **asked)
+
+
+def drafters(
+    model: str, *recipes: str | Recipe, tell: Tell = lambda fraction, what: None, **asked: Any
+) -> Run:
+    """Drafters (``"eagle3:depth=3"``; none: all that run here) against plain decoding, on real prompts.
+
+    ``asked`` are fields of :class:`workbench.core.drafters.settings.DrafterSettings`. Turns are kept in the
+    cache folder: stopped, the same call goes on. Raises what ``drafter_steps`` does.
+    """
+    named = tuple(r if isinstance(r, Recipe) else Recipe.of(*r.split("+")) for r in recipes)
+    settings = DrafterSettings(model, named, **asked)
+    return run_drafters(settings, lambda done, total, what: tell(done / total if total else 0.0, what))
 
 
 @contextmanager

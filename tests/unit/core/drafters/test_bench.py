@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from workbench.core import measure
 from workbench.core.drafters import known
 from workbench.core.drafters.bench import drafter_steps, run_drafters
 from workbench.core.drafters.process import from_dict, to_dict
@@ -158,3 +159,16 @@ def test_all_drafters_that_run_here_compete_when_none_is_named(
     assert run is not None
     assert {"plain", "ngram", "suffix", "draft_model"} <= set(run.contestants)
     assert not {"mtp", "eagle3"} & set(run.contestants)  # a random model has no heads
+
+
+def test_the_same_from_a_script(
+    asked: DrafterSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    told: list[float] = []
+    more = {"prompts": asked.prompts, "batches": (1,), "weights": asked.weights, "numerics": asked.numerics}
+    run = measure.drafters(
+        asked.model, "ngram:k=2", sizes=SIZES, dtype="float32", tell=lambda f, _: told.append(f), **more
+    )
+    assert run.contestants == ("plain", "ngram:k=2") and told and max(told) <= 1
+    assert (tmp_path / "cache" / "points" / "drafters.jsonl").is_file()
