@@ -7,14 +7,14 @@ chunking and drafting never change a seeded run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
-import torch
 from torch import Tensor
 
 from workbench.engine.clock import PhaseClock
 from workbench.engine.draft_seams import DraftTree, Verdict, Verify
-from workbench.engine.processing import best, first_max, law, logprobs, not_finite, scores
+from workbench.engine.processing import best, law, leaders, logprobs, not_finite, scores
 from workbench.engine.sampling import PositionNoise, check_alive, row_masks, row_paths
 from workbench.engine.seams import LogitsMask, SpanPlan
 from workbench.engine.sequence import Sequence
@@ -46,8 +46,8 @@ class Chooser:
         chosen: list[int] = []
         finite: list[bool] = []
         if any(span.logits and _plain(seq) for seq, span, _ in work):
-            peak, index = first_max(logits)
-            chosen, finite = index.tolist(), torch.isfinite(peak).tolist()
+            chosen, peaks = leaders(logits)
+            finite = [math.isfinite(peak) for peak in peaks]
         out: list[list[Tokens] | RequestError] = []
         for i, (seq, span, tree) in enumerate(work):
             rows = slice(offsets[i], offsets[i] + span.logits)

@@ -35,6 +35,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self.runner = runner
         self._shown = drafter if isinstance(drafter, FeatureDrafter) else None
+        self._warning = drafter if isinstance(drafter, WarningDrafter) else None
         self._known: set[int] = set()
 
     @property
@@ -99,8 +100,7 @@ class Drafting:
         """
         if self._shown is not None and rows and captured and (seq.finish is None or self.runner is not None):
             streams = [captured[layer] for layer in self._shown.features]
-            index = torch.tensor(rows, device=streams[0].device)
-            self._shown.observe(seq.id, start, [stream.index_select(0, index) for stream in streams])
+            self._shown.observe(seq.id, start, [_rows(stream, rows) for stream in streams])
         if self.runner is not None:
             self.runner.complete(seq, computed)
 
@@ -131,8 +131,15 @@ class Drafting:
 
     def warnings(self) -> tuple[str, ...]:
         """What the drafter has to say since it was last asked."""
-        return self.drafter.warnings() if isinstance(self.drafter, WarningDrafter) else ()
+        return self._warning.warnings() if self._warning is not None else ()
 
     def nbytes(self) -> int:
         """Bytes of draft state."""
         return self.drafter.nbytes() if self.drafter is not None else 0
+
+
+def _rows(x: Tensor, rows: Seq[int]) -> Tensor:
+    """Rows [n, H] of ``x``: a view where they follow one another."""
+    if rows[-1] - rows[0] == len(rows) - 1:  # they ascend
+        return x[rows[0] : rows[-1] + 1]
+    return x.index_select(0, torch.tensor(rows, device=x.device))

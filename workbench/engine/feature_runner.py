@@ -84,6 +84,9 @@ class FeatureRunner(DraftRunner):
             self._shown[seq_id] = _Shown(start, states)
             return
         first = min(max(self._fed.get(seq_id, 0) - 1, known.start), start)  # older ones were fed
+        if first == start:
+            self._shown[seq_id] = _Shown(start, states)
+            return
         self._shown[seq_id] = _Shown(first, torch.cat((known.states[first - known.start :], states)))
 
     def forget(self, seq_id: int) -> None:
@@ -198,8 +201,10 @@ class FeatureRunner(DraftRunner):
 
     def _states(self, seq_id: int, first: int, end: int) -> Tensor:
         """Inputs [end - first, H] of rows ``first … end - 1``: the states of the positions before them."""
-        out = self._zero.repeat(end - first, 1)
         known = self._shown.get(seq_id)
+        if known is not None and known.start < first and end - 1 <= known.start + len(known.states):
+            return known.states[first - 1 - known.start : end - 1 - known.start]
+        out = self._zero.repeat(end - first, 1)
         if known is not None:
             low, high = max(first - 1, known.start), min(end - 1, known.start + len(known.states))
             if low < high:

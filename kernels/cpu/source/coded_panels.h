@@ -27,24 +27,61 @@ static const struct Nibbles {
     }
 } NIBBLES;
 
-static inline void unpack(int bits, const uint8_t* codes, int steps, bf16* out) {
-    if (bits == 4) {
-        const __m512i table = _mm512_loadu_si512(NIBBLES.values);
-        for (int i = 0; i < steps; ++i, codes += 32, out += 64) {
-            _mm_prefetch(reinterpret_cast<const char*>(codes) + 2560, _MM_HINT_T0);
-            const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
-            _mm512_storeu_si512(out, _mm512_permutexvar_epi16(both, table));  // five bits choose, the fifth does not matter
-            _mm512_storeu_si512(out + 32, _mm512_permutexvar_epi16(_mm512_srli_epi16(both, 4), table));
-        }
+// The weights of a pair of inputs with 32 columns, exact in bfloat16; the next codes of the panel are asked for.
+template <int BITS>
+static inline void pair_at(const uint8_t* codes, __m512i table, __m512i& low, __m512i& high) {
+    _mm_prefetch(reinterpret_cast<const char*>(codes) + 2560, _MM_HINT_T0);
+    if (BITS == 4) {
+        const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+        low = _mm512_permutexvar_epi16(both, table);  // five bits choose, the fifth does not matter
+        high = _mm512_permutexvar_epi16(_mm512_srli_epi16(both, 4), table);
         return;
     }
-    for (int i = 0; i < 2 * steps; ++i, codes += 32, out += 32) {
-        _mm_prefetch(reinterpret_cast<const char*>(codes) + 2560, _MM_HINT_T0);
-        const __m128i *at = reinterpret_cast<const __m128i*>(codes);
-        const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
-        const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at + 1)));
-        _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    __m512 wide[4];
+    for (int i = 0; i < 4; ++i)
+        wide[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes) + i)));
+    low = (__m512i)_mm512_cvtne2ps_pbh(wide[1], wide[0]);
+    high = (__m512i)_mm512_cvtne2ps_pbh(wide[3], wide[2]);
+}
+
+template <int BITS>
+static inline void unpack_as(const uint8_t* codes, int steps, bf16* out) {
+    const __m512i table = _mm512_loadu_si512(NIBBLES.values);
+    for (int i = 0; i < steps; ++i, codes += 8 * BITS, out += 64) {
+        __m512i low, high;
+        pair_at<BITS>(codes, table, low, high);
+        _mm512_storeu_si512(out, low);
+        _mm512_storeu_si512(out + 32, high);
     }
+}
+
+static inline void unpack(int bits, const uint8_t* codes, int steps, bf16* out) {
+    bits == 4 ? unpack_as<4>(codes, steps, out) : unpack_as<8>(codes, steps, out);
+}
+
+// Sums of one row with a piece of a panel whose weights are unpacked in registers, in the order of ``tile_one``.
+template <int BITS>
+static inline void one_row_as(const bf16* x, const uint8_t* codes, int steps, float* out) {
+    const __m512i table = _mm512_loadu_si512(NIBBLES.values);
+    __m512 first[4], second[4];
+    for (int j = 0; j < 4; ++j) first[j] = second[j] = _mm512_setzero_ps();
+    int i = 0;
+    auto add = [&](int j) {
+        __m512i low, high;
+        pair_at<BITS>(codes, table, low, high);
+        const __m512bh both = pair(x);
+        first[j] = _mm512_dpbf16_ps(first[j], both, as_bh(low));
+        second[j] = _mm512_dpbf16_ps(second[j], both, as_bh(high));
+        codes += 8 * BITS, x += 2;
+    };
+    for (; i + 4 <= steps; i += 4) add(0), add(1), add(2), add(3);
+    for (; i < steps; ++i) add(0);
+    _mm512_storeu_ps(out, _mm512_add_ps(_mm512_add_ps(first[0], first[1]), _mm512_add_ps(first[2], first[3])));
+    _mm512_storeu_ps(out + 16, _mm512_add_ps(_mm512_add_ps(second[0], second[1]), _mm512_add_ps(second[2], second[3])));
+}
+
+static inline void one_row(int bits, const bf16* x, const uint8_t* codes, int steps, float* out) {
+    bits == 4 ? one_row_as<4>(x, codes, steps, out) : one_row_as<8>(x, codes, steps, out);
 }
 
 #else
@@ -62,6 +99,12 @@ static inline void unpack(int bits, const uint8_t* codes, int steps, bf16* out) 
     }
 }
 
+static inline void one_row(int bits, const bf16* x, const uint8_t* codes, int steps, float* out) {
+    alignas(64) bf16 weights[CHUNK_STEPS * COLUMNS * 2];
+    unpack(bits, codes, steps, weights);
+    tile_one(x, weights, steps, out);
+}
+
 #endif
 
 // A part of a group, or a whole one, whose weights lie unpacked: its sum counts ``step`` times, that of its inputs
@@ -71,21 +114,25 @@ struct Piece {
     const bf16 *step, *centre;
 };
 
+// Adds what a piece comes to, ``part`` [rows][32], to out; ``totals`` of its inputs lie ``stride`` apart by row.
+static inline void add_piece(const Piece& piece, const float* part, int rows, const float* totals, int64_t stride, float* out) {
+    float step[COLUMNS], centre[COLUMNS];
+    for (int c = 0; c < COLUMNS; ++c) step[c] = wide(piece.step[c]);
+    for (int c = 0; c < COLUMNS; ++c) centre[c] = piece.centre ? wide(piece.centre[c]) : 0.0f;
+    for (int r = 0; r < rows; ++r) {
+        const float total = piece.centre ? totals[r * stride] : 0.0f;
+#pragma omp simd
+        for (int c = 0; c < COLUMNS; ++c) out[r * COLUMNS + c] += step[c] * part[r * COLUMNS + c] + centre[c] * total;
+    }
+}
+
 // Adds the pieces to out [rows][32], rows 1 to TILE_ROWS.
 static inline void add_pieces(const bf16* x, int64_t stride, int rows, const bf16* w, const Piece* pieces, int count,
                               const float* totals, int64_t total_stride, float* out) {
     alignas(64) float part[TILE_ROWS * COLUMNS];
     for (int p = 0; p < count; x += 2 * pieces[p].steps, w += 64 * pieces[p].steps, ++p) {
         panel(x, stride, rows, w, pieces[p].steps, part);
-        float step[COLUMNS], centre[COLUMNS];
-        for (int c = 0; c < COLUMNS; ++c) step[c] = wide(pieces[p].step[c]);
-        for (int c = 0; c < COLUMNS; ++c) centre[c] = pieces[p].centre ? wide(pieces[p].centre[c]) : 0.0f;
-        for (int r = 0; r < rows; ++r) {
-            const float total = pieces[p].centre ? totals[r * total_stride + p] : 0.0f;
-#pragma omp simd
-            for (int c = 0; c < COLUMNS; ++c)
-                out[r * COLUMNS + c] += step[c] * part[r * COLUMNS + c] + centre[c] * total;
-        }
+        add_piece(pieces[p], part, rows, totals + p, total_stride, out);
     }
 }
 
@@ -120,15 +167,32 @@ class CodedRows {
         alignas(64) bf16 weights[CHUNK_STEPS * COLUMNS * 2];
         Piece pieces[CHUNK_STEPS];
         std::memset(out, 0, sizeof(float) * rows_ * COLUMNS);
+        // Piece ``p``, and where its codes begin.
+        auto piece = [&](int p, const uint8_t*& codes) -> Piece {
+            const int begin = p % parts_ * most;
+            const uint8_t* at = block + p / parts_ * bytes;
+            const bf16* step = reinterpret_cast<const bf16*>(at);
+            codes = at + parameters + int64_t(begin / 2) * bits * 8;
+            return {std::min(most, group - begin) / 2, step, bits == 4 ? step + COLUMNS : nullptr};
+        };
+        const uint8_t* codes;
+        if (rows_ == 1) {
+            alignas(64) float part[COLUMNS];
+            const bf16* x = x_;
+            for (int p = 0; p < pieces_; ++p) {
+                const Piece one = piece(p, codes);
+                one_row(bits, x, codes, one.steps, part);
+                add_piece(one, part, 1, totals_.data() + p, 1, out);
+                x += 2 * one.steps;
+            }
+            return;
+        }
         for (int first = 0; first < pieces_;) {
             int count = 0, steps = 0;
             for (; count < together && first + count < pieces_; ++count) {
-                const int p = first + count, begin = p % parts_ * most, n = std::min(most, group - begin) / 2;
-                const uint8_t* at = block + p / parts_ * bytes;
-                const bf16* step = reinterpret_cast<const bf16*>(at);
-                unpack(bits, at + parameters + int64_t(begin / 2) * bits * 8, n, weights + steps * 64);
-                pieces[count] = {n, step, bits == 4 ? step + COLUMNS : nullptr};
-                steps += n;
+                pieces[count] = piece(first + count, codes);
+                unpack(bits, codes, pieces[count].steps, weights + steps * 64);
+                steps += pieces[count].steps;
             }
             const int64_t input = int64_t(first / parts_) * group + first % parts_ * most;
             for (int r = 0; r < rows_; r += TILE_ROWS) {
