@@ -22,8 +22,9 @@ def drafter_conflicts(configs: Mapping[str, Any], context: BindContext) -> list[
             continue
         try:
             drafter = technique.bind(config, context)
-            if placed is not None and isinstance(drafter, ChainDrafter) and drafter.chain_obstacle:
-                out.append(Conflict(placed, technique_id, "shape of drafts", drafter.chain_obstacle))
+            chain = drafter if "fixed_chain" in technique.spec.provides else None
+            if placed is not None and isinstance(chain, ChainDrafter) and chain.chain_obstacle:
+                out.append(Conflict(placed, technique_id, "shape of drafts", chain.chain_obstacle))
         except OptionError as err:
             out.append(Conflict(technique_id, "model", "layers", str(err)))
         except (MissingHead, HeadMismatch) as err:

@@ -74,6 +74,8 @@ class FusedRound:
         self._compiled = backend is not None
         if backend is not None:
             self._models = opaque_decoder(target.decoder), opaque_decoder(chain.decoder)
+            for model in self._models:
+                model.reserve(context)  # a table that grows would be another program
             self._run = torch.compile(self.round, fullgraph=True, dynamic=False, backend=backend)
 
     def rule(self, *, greedy: bool) -> str:
