@@ -1,8 +1,8 @@
 """Named benchmarks: one process, interleaved turns, ratios with their spread, peers side by side.
 
-``decode``, ``prefill``, ``batch``, ``overhead``, ``idle_pages``, ``prefix``. The result is a :class:`Run` of
-kind *bench*; CPU times are worth quoting only as the ratios it holds. For numbers to keep, start it in a
-process of its own (:mod:`workbench.core.benchmark_process`).
+``decode``, ``prefill``, ``batch``, ``overhead``, ``idle_pages``, ``prefix``, ``two_places``. The result is a
+:class:`Run` of kind *bench*; CPU times are worth quoting only as the ratios it holds. For numbers to keep,
+start it in a process of its own (:mod:`workbench.core.benchmark_process`).
 """
 
 from __future__ import annotations
@@ -85,6 +85,11 @@ BENCHES: Mapping[str, Bench] = {
         {"c512": {"context": 512, "suffix": 32}},
         ("paged", "paged+prefix_cache"),
     ),
+    "two_places": Bench(
+        "draft and target on a core each, beside one thread, and two, for both",
+        "tok/s",
+        {"c192": {"context": 192, "tokens": 48, "k": 4, "kappa": 3, "width": 3, "top": 2, "layers": 6}},
+    ),
 }
 
 
@@ -145,6 +150,10 @@ def run_benchmark(settings: BenchSettings, tell: Tell = lambda done, total, mess
 def benchmark_steps(settings: BenchSettings, tell: Tell) -> Generator[None, None, Run]:
     """A generator: one turn of one contestant per ``yield``; returns the :class:`Run`."""
     bench, cells = settings.bench, settings.chosen()
+    if settings.name == "two_places":
+        from workbench.core.placed_bench import two_places_steps
+
+        return (yield from two_places_steps(settings, tell))
     recipes = settings.recipes or tuple(_recipe(text) for text in bench.recipes)
     source = open_source(settings.model)
     facts = ModelFacts(settings.model, source.config, source.fingerprint)

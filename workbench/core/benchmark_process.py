@@ -29,9 +29,10 @@ BENCH_VARIABLES = {"OMP_WAIT_POLICY": "active", "GLIBC_TUNABLES": "glibc.malloc.
 _RUN: TypeAdapter[Run] = TypeAdapter(Run)
 
 
-def bench_environment(threads: int | None = None) -> dict[str, str]:
-    """This process's environment with the settings of the bench profile."""
-    out = {**os.environ, **BENCH_VARIABLES}
+def bench_environment(threads: int | None = None, *, spin: bool = True) -> dict[str, str]:
+    """This process's environment with the settings of the bench profile; without ``spin``, threads that wait
+    leave their core to others."""
+    out = {**os.environ, **BENCH_VARIABLES, **({} if spin else {"OMP_WAIT_POLICY": "passive"})}
     out.pop("GOMP_SPINCOUNT", None)  # it would overrule the policy
     if threads is not None:
         out |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -51,17 +52,22 @@ def benchmark_in_fresh_process(
     process said last.
     """
     settings.chosen()  # refuse wrong names before a process is started
-    call = Call(f"The benchmark {settings.name}", __name__, settings_to_dict(settings))
+    spin = settings.name != "two_places"  # there the other core belongs to another process
+    call = Call(f"The benchmark {settings.name}", __name__, settings_to_dict(settings), spin)
     return run_in_fresh_process(call, threads=threads, tell=tell, cancel=cancel)
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a fresh process is for: ``what`` in words, the module whose ``main`` it runs, and its settings."""
+    """What a fresh process is for: ``what`` in words, the module whose ``main`` it runs, and its settings.
+
+    ``spin``: whether its threads keep their cores while they wait for each other.
+    """
 
     what: str
     module: str
     settings: Mapping[str, Any]
+    spin: bool = True
 
 
 def run_in_fresh_process(
@@ -80,7 +86,7 @@ def run_in_fresh_process(
         stderr=subprocess.PIPE,
         text=True,
         encoding="utf-8",
-        env=bench_environment(threads),
+        env=bench_environment(threads, spin=call.spin),
     ) as process:
         complaints: list[str] = []
         drain = threading.Thread(target=_drain, args=(process.stderr, complaints), daemon=True)

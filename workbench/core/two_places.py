@@ -8,8 +8,6 @@ temperature 0 and, seeded, above it. Two processes on two cores of one machine s
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -17,28 +15,21 @@ import torch
 from workbench.core.build_weights import build_weights
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.core.room import present
-from workbench.engine.engine import Engine
-from workbench.engine.sequence import Request
-from workbench.engine.split_runner import PeekingDrafter, SplitRunner
 from workbench.models.decoder import Decoder
 from workbench.models.heads import find_head
 from workbench.models.progress import Cancel
 from workbench.models.registry import open_source
 from workbench.spec.errors import OptionError
-from workbench.spec.events import RequestEvent, StepEvent
 from workbench.spec.plan import DType, Numerics
 from workbench.spec.recipe import Recipe
 from workbench.speculative.distilled import KIND
-from workbench.speculative.placement.messages import Worked
 from workbench.speculative.placement.mirror_worker import Windows
 from workbench.speculative.placement.placed import drafting_kv, worker_of
 from workbench.speculative.placement.process_inbox import Inbox
 from workbench.speculative.placement.process_link import Delay, ProcessLink, pinned_cores
-from workbench.speculative.placement.remote import RemoteDrafter
 from workbench.speculative.placement.serve import serve
 from workbench.speculative.placement.tree_kv import TreeKV
 from workbench.speculative.placement.worker import Growth
-from workbench.speculative.verify import ExactVerify
 
 # The pipe is watched before torch is imported, which takes seconds.
 _CODE = """
@@ -71,27 +62,6 @@ class DraftSetup:
     vocab: int = 0
 
 
-@dataclass(frozen=True)
-class TwoPlaces:
-    """What a run did: steps and events, and both sides at work by the system's monotonic clock (seconds)."""
-
-    steps: tuple[StepEvent, ...]
-    events: tuple[RequestEvent, ...]
-    target: tuple[Worked, ...]
-    draft: tuple[Worked, ...]
-    start: float
-    end: float
-
-    def utilisation(self, side: Sequence[Worked]) -> float:
-        """Busy over wall of one side."""
-        spent = sum(max(0.0, min(w.end, self.end) - max(w.start, self.start)) for w in side)
-        return spent / (self.end - self.start)
-
-    def ids(self, request_id: str) -> list[int]:
-        """Output ids of a request."""
-        return [t.id for e in self.events if e.request_id == request_id for t in e.tokens]
-
-
 def start_drafter(
     setup: DraftSetup,
     *,
@@ -119,56 +89,6 @@ def start_drafter(
     )
     link.wait_ready(timeout, cancel)
     return link
-
-
-def remote_engine(engine: Engine, drafter: RemoteDrafter) -> Engine:
-    """The idle engine's parts with this drafter, judged by the exact rule of each draft."""
-    return Engine(
-        engine.executor,
-        engine.kv,
-        engine.scheduler,
-        context=engine.context,
-        eos_ids=engine.eos_ids,
-        drafter=drafter,
-        runner=SplitRunner(engine.executor, drafter) if isinstance(drafter, PeekingDrafter) else None,
-        verify=ExactVerify(),
-        make_stream=engine.make_stream,
-        static_bytes=engine.static_bytes,
-        path=(*engine.path, f"draft:{drafter.name}"),
-    )
-
-
-def run_two_places(
-    engine: Engine, link: ProcessLink, requests: Iterable[Request], cores: Sequence[int] = ()
-) -> TwoPlaces:
-    """Run requests until all have ended; the calling thread is bound to ``cores`` meanwhile.
-
-    ``engine`` drafts over ``link`` (:func:`remote_engine`).
-    """
-    before = pinned_cores(()) if cores else ()
-    if cores:
-        pinned_cores(cores)
-    steps: list[StepEvent] = []
-    events: list[RequestEvent] = []
-    target: list[Worked] = []
-    start = time.monotonic()
-    try:
-        for request in requests:
-            engine.add(request)
-        with torch.inference_mode():
-            while engine.has_work:
-                began = time.monotonic()
-                step, gained = engine.step()
-                target.append(Worked(began, time.monotonic(), step.rows, step.draft))
-                steps.append(step)
-                events += gained
-        link.poll()  # what the drafter says it did
-    finally:
-        engine.reset()
-        if before:
-            pinned_cores(before)
-    draft = tuple(w for w in link.worked if w.end > start)
-    return TwoPlaces(tuple(steps), tuple(events), tuple(target), draft, start, time.monotonic())
 
 
 def main(inbox: Inbox) -> None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.spec.errors import OptionError
+from workbench.spec.errors import HeadMismatch, OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.placement.mirror_target import MirrorTarget
 from workbench.speculative.placement.mirror_worker import Windows
 from workbench.speculative.placement.placed import PlaceOptions, place_of
+from workbench.speculative.placement.trained_exit import TrainedExit, find_exit
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,23 @@ def bind(config: Config, context: Any) -> MirrorTarget:
     """The drafter, here; a session gives it its process. Raises what :func:`place_of` raises."""
     windows = Windows(config.k, config.kappa)
     place = place_of(SPEC.id, config, context, windows)
+    layers = context.config.num_layers
+    trained = _trained(context, layers)
+    asked = config.exit or (trained.layer if trained is not None else 0)
+    fits = trained is not None and trained.layer == asked
     return MirrorTarget(
         SPEC.id,
         place,
         windows,
-        peek_layers=peek_layers(context.config.num_layers, config.exit),
+        peek_layers=peek_layers(layers, asked),
         patience=config.wait / 1e3,
+        adapter=trained.adapter if trained is not None and fits else None,
     )
+
+
+def _trained(context: Any, layers: int) -> TrainedExit | None:
+    """The adapter of these very weights; one of others is as good as none."""
+    try:
+        return find_exit(context.model, context.fingerprint, layers)
+    except HeadMismatch:
+        return None

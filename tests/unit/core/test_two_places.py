@@ -18,14 +18,9 @@ import torch
 
 from workbench.core.build import standalone_engine
 from workbench.core.build_weights import build_weights
+from workbench.core.placed_run import TwoPlaces, remote_engine, run_two_places
 from workbench.core.plan import ModelFacts, plan, require
-from workbench.core.two_places import (
-    DraftSetup,
-    TwoPlaces,
-    remote_engine,
-    run_two_places,
-    start_drafter,
-)
+from workbench.core.two_places import DraftSetup, start_drafter
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request

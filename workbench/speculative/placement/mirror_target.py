@@ -99,6 +99,7 @@ class MirrorTarget(PlacedDrafter):
         self._last.pop(stream, None)
         if self._open.pop(seq, None) is not None:
             self._last[stream] = len(tokens)
+        self._drafted.discard(seq)  # whether its outcome was foreseen is told with the next window
         super().commit(seq, tokens)
 
     def forget(self, seq: int) -> None:
@@ -130,5 +131,6 @@ class MirrorTarget(PlacedDrafter):
         self.reused += tail.reused
         gained = self._last.pop(book.stream, None)
         if gained is not None:
+            self._outcomes.append(tail.reused)
             self.tries[gained - 1] += 1
             self.hits[gained - 1] += tail.reused

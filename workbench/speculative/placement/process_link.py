@@ -49,6 +49,7 @@ class ProcessLink:
         environment: dict[str, str] | None = None,
     ) -> None:
         self.worked: deque[Worked] = deque(maxlen=KEPT)
+        self.traffic: deque[tuple[float, str]] = deque(maxlen=KEPT)  # when, and what: sent, or received
         self.ready: Ready | None = None
         self.broken = ""  # why nobody listens any more, where it is known
         self.to_drafter, self.to_target = to_drafter, to_target
@@ -111,6 +112,7 @@ class ProcessLink:
     def send(self, message: Message) -> None:
         """Say something; lost when nobody listens."""
         if self.alive:
+            self.traffic.append((time.monotonic(), type(message).__name__))
             self._out.put(to_line(message))
 
     def poll(self, wait: float = 0.0) -> list[Message]:
@@ -148,6 +150,7 @@ class ProcessLink:
                     case Worked():
                         self.worked.append(found)
                     case _:
+                        self.traffic.append((time.monotonic(), type(found).__name__))
                         out.append(found)
                 found = self._came.get_nowait()
         except queue.Empty:

@@ -9,13 +9,16 @@ for trees that are pruned after their values were seen.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.speculative.placement.messages import Close, Message, TailStream
 from workbench.speculative.placement.tails import TailBook
+
+KEPT = 1 << 12
+"""Outcomes that are kept until somebody asks."""
 
 
 class Link(Protocol):
@@ -65,6 +68,8 @@ class RemoteDrafter:
         self._max_nodes = max_nodes
         self._vocab = vocab
         self._by_stream: dict[int, TailBook] = {}
+        self._drafted: set[int] = set()  # sequences that have a draft in the step that runs
+        self._outcomes: deque[bool] = deque(maxlen=KEPT)
         self._numbers: Iterator[int] = itertools.count(1)
         self._told = False
 
@@ -83,11 +88,23 @@ class RemoteDrafter:
             b.draft(min(self.max_draft, c.room), self.name) for b, c in zip(books, contexts, strict=True)
         ]
         self.empty += sum(tree is None for tree in trees)
+        self._drafted = {c.seq for c, tree in zip(contexts, trees, strict=True) if tree is not None}
         return trees
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
         """Re-root, and tell the drafter."""
-        self._link.send(self.books[seq].commit(tokens))
+        book = self.books[seq]
+        hits = book.tree.stats.hits
+        self._link.send(book.commit(tokens))
+        if seq in self._drafted:
+            self._drafted.discard(seq)
+            self._outcomes.append(book.tree.stats.hits > hits)
+
+    def told(self) -> list[bool]:
+        """Of each verdict on a draft since this was last asked: whether its newest token was in the tree."""
+        out = list(self._outcomes)
+        self._outcomes.clear()
+        return out
 
     def forget(self, seq: int) -> None:
         """Its stream ends."""

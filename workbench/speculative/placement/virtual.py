@@ -17,6 +17,7 @@ from workbench.engine.engine import Engine
 from workbench.spec.errors import OptionError
 from workbench.spec.events import RequestEvent, StepEvent
 from workbench.speculative.placement.messages import DraftSync, Message
+from workbench.speculative.placement.remote import RemoteDrafter
 from workbench.speculative.placement.worker import DraftWorker
 
 Side = Literal["target", "draft"]
@@ -48,12 +49,16 @@ class Busy:
 
 @dataclass
 class Simulated:
-    """What a run on the virtual clock did; ``kind`` travels with every number."""
+    """What a run on the virtual clock did; ``kind`` travels with every number.
+
+    ``outcomes``: of each verified draft, in order, whether the newest token was in the target's tree.
+    """
 
     kind: Literal["simulated"] = "simulated"
     busy: list[Busy] = field(default_factory=list)
     steps: list[StepEvent] = field(default_factory=list)
     events: list[RequestEvent] = field(default_factory=list)
+    outcomes: list[bool] = field(default_factory=list)
     waited: float = 0.0
     wall: float = 0.0
 
@@ -175,6 +180,9 @@ def simulate(
         link.end(start + latencies.target(step.rows))
         out.busy.append(Busy("target", start, link.now, step.rows, step.draft))
         out.steps.append(step)
+        drafter = engine.drafting.drafter
+        if isinstance(drafter, RemoteDrafter):
+            out.outcomes += drafter.told()
         out.events += events
         out.wall = link.now
     raise OptionError(f"The engine still has work after {max_steps} steps.", hint="Ask for fewer tokens.")
