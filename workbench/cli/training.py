@@ -93,6 +93,21 @@ def train(
         ),
     ] = None,
     heads: Annotated[int, typer.Option(min=1, max=8, help="medusa: heads.", rich_help_panel=_TRAINING)] = 4,
+    rank: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="medusa: width of a head's inner layer; 0: half the model's.",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = 0,
+    joint: Annotated[
+        Path | None,
+        typer.Option(
+            help="medusa: train the model too (Medusa-2), which changes it: the new model's folder.",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None,
     unroll: Annotated[
         int,
         typer.Option(
@@ -168,6 +183,7 @@ def train(
     from workbench.training.heads.train_draft import DraftShape, train_draft
     from workbench.training.heads.train_eagle import train_eagle
     from workbench.training.heads.train_exit import ExitShape, train_exit
+    from workbench.training.heads.train_joint import JointShape, train_joint
 
     if threads is not None:
         import torch
@@ -181,8 +197,12 @@ def train(
         schedule = Schedule(steps=steps, batch=batch, lr=rate, seed=seed)
         opened = open_target(target, dtype=dtype.value, cancel=cancel.is_set)
         common: Any = {"out": to, "target": opened, "progress": meter, "cancel": cancel.is_set}
-        if head is HeadName.medusa:
-            heads_shape = Shape(heads=heads, vocab=words, loss=loss.value)
+        if head is HeadName.medusa and joint is not None:
+            del common["out"]  # a head for a model that has just been made goes nowhere else
+            joint_shape = JointShape(heads, rank, words)
+            made = train_joint(target, joint, data, joint_shape, schedule, **common)[1]
+        elif head is HeadName.medusa:
+            heads_shape = Shape(heads=heads, rank=rank, vocab=words, loss=loss.value)
             made = train_medusa(target, data, heads_shape, schedule, **common)
         elif head is HeadName.draft:
             draft_shape = DraftShape(layers=deep, vocab=words, loss=loss.value)
@@ -231,6 +251,12 @@ def _show(head: HeadFile) -> None:
         if tau is not None:
             print(f"{name}: {tau:.2f} tokens per step on {run['prompts']} held-out prompts")
     print(f"written to {head.path}")
+    if "made_of" in facts:
+        made_of = facts["made_of"]
+        print(
+            f"{facts['target']} is another model than {made_of['target']}: {made_of['divergence']:.3f} nats "
+            f"away from it, with the same likeliest token in {made_of['same']:.1%} of cases."
+        )
 
 
 def _show_exit(held: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,15 +82,18 @@ def optimise(
     look: Callable[[], Mapping[str, float]],
     progress: Progress | None = None,
     cancel: Cancel | None = None,
+    *,
+    slower: Mapping[str, float] | None = None,
 ) -> checkpoint.Progress:
     """Train ``model`` in place, or go on from the checkpoint in ``folder``; ``curve.json`` there grows.
 
-    ``look`` measures what a point of the curve shows. Raises ``Cancelled`` between two steps, a checkpoint
+    ``look`` measures what a point of the curve shows; ``slower``: factors of the learning rate, by how names
+    of parameters begin. Raises ``Cancelled`` between two steps, a checkpoint
     written, :class:`CheckpointMismatch` when the folder holds a run with another ``key``,
     :class:`TrainingError` for a loss that is not finite and :class:`StorageError` for a full disk.
     """
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay
+        _groups(model, slower or {}), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay
     )
     state = checkpoint.restore(folder, model, [optimizer], key)
     while state.step < schedule.steps:
@@ -101,7 +105,7 @@ def optimise(
             )
         started = time.thread_time()
         for group in optimizer.param_groups:
-            group["lr"] = schedule.rate(state.step)
+            group["lr"] = schedule.rate(state.step) * group["factor"]
         numbers = schedule.chosen(state.step, count)
         value, tokens = loss(numbers, state.step / schedule.steps)
         seen = float(value.detach())
@@ -127,6 +131,15 @@ def optimise(
             checkpoint.save(folder, model, [optimizer], state)
         report(progress, state.step / schedule.steps, f"step {state.step}, loss {seen:.3f}")
     return state
+
+
+def _groups(model: nn.Module, slower: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Parameters of one learning rate together."""
+    by_factor: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        factor = next((f for start, f in slower.items() if name.startswith(start)), 1.0)
+        by_factor.setdefault(factor, []).append(parameter)
+    return [{"params": params, "factor": factor} for factor, params in by_factor.items()]
 
 
 def _write_curve(folder: Path, state: checkpoint.Progress) -> None:
