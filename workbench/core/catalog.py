@@ -58,6 +58,7 @@ MODULES: dict[str, str] = {
     "verify": "workbench.speculative.verify",
     "typical": "workbench.speculative.typical",
     "goodput": "workbench.speculative.goodput",
+    "lede": "workbench.speculative.lede",
     "fused_round": "workbench.speculative.fused_round",
     "rtn": "workbench.quant.rtn",
 }
