@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from workbench.attention.dense import DensePlan, plan_dense, run_dense
+from workbench.attention.fixed import fast_fixed
 from workbench.attention.masks import plain
 from workbench.attention.pages import SHORT, TorchPages
 from workbench.attention.spans import check_shape, check_span, first_visible, shift
-from workbench.engine.seams import AttentionOp, AttentionShape, AttentionSpan
+from workbench.engine.seams import AttentionOp, AttentionShape, AttentionSpan, FixedRead
 from workbench.kernels.cpu import library
 
 CPU = torch.device("cpu")
@@ -167,6 +168,10 @@ class CompiledPages:
             out.data_ptr(),
             torch.get_num_threads(),
         )
+
+    def fixed(self, tables: Tensor, first: Tensor, rows: int, shape: AttentionShape) -> FixedRead:
+        """See :class:`workbench.engine.seams.FixedAttention`: in torch."""
+        return fast_fixed(tables, first, rows, shape)
 
     def nbytes(self) -> int:
         """Bytes of buffers held between calls: none, unless the torch form was needed."""

@@ -60,6 +60,13 @@ def run(
         Path | None,
         typer.Option(help="Go on from a conversation that save-cache wrote; the prompt is what comes next."),
     ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="What the machine costs per hour: adds the cost of 1,000 output tokens at this speed.",
+        ),
+    ] = None,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Keep the run in the run store.")] = True,
     json: o.Json = False,
 ) -> None:
@@ -67,6 +74,7 @@ def run(
     text = read_prompt(prompt, prompt_file)
     wanted = o.recipe_of(use, recipe)
     o.set_threads(threads)
+    from workbench.core.cost import priced
     from workbench.core.session import Session
     from workbench.engine.params import SamplingParams
 
@@ -91,6 +99,7 @@ def run(
     ):
         resumed = finished(session.resume(resume), cancel) if resume is not None else None
         made = _generate(session, text, chat, params, meter, cancel, stream=not json, resumed=resumed)
+        made = made if price is None else priced(made, price)
         saved, trouble = keep(made) if save else (False, "")
         show(made, saved, trouble, json, resumed)
     if cancel.is_set() or made.state == "cancelled":

@@ -9,13 +9,18 @@ from workbench.core import catalog
 from workbench.core.binding import BindContext
 from workbench.spec.errors import HeadMismatch, MissingHead, OptionError
 from workbench.spec.plan import Conflict
-from workbench.speculative.fused_round import ChainDrafter
+from workbench.speculative.fused_round import ChainDrafter, FusedPlacement
 
 
 def drafter_conflicts(configs: Mapping[str, Any], context: BindContext) -> list[Conflict]:
     """What the model lacks for it, in the drafter's own words."""
     out = []
     placed = next((i for i in configs if catalog.get(i).spec.seam == "placement"), None)
+    if placed is not None and "compiled" in configs:
+        placement = catalog.get(placed).bind(configs[placed], context)
+        if isinstance(placement, FusedPlacement) and placement.traced:
+            remedy = "Set graph to off: torch.compile cannot look into layers that are compiled already."
+            out.append(Conflict(placed, "compiled", "layers", remedy))
     for technique_id, config in configs.items():
         technique = catalog.get(technique_id)
         if technique.spec.seam not in ("drafter", "control"):

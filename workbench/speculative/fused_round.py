@@ -64,7 +64,7 @@ SPEC = TechniqueSpec(
         **dict.fromkeys(
             ("streaming_llm", "snapkv", "h2o", "expected_attention", "knorm", "curdkv", "adacurdkv"), _ROWS
         ),
-        **dict.fromkeys(("reference", "triton", "quest", "compiled"), _ALONE),
+        **dict.fromkeys(("reference", "triton", "quest"), _ALONE),
     },
 )
 
@@ -88,6 +88,11 @@ class FusedPlacement:
     """The ``placement`` seam."""
 
     config: Config
+
+    @property
+    def traced(self) -> bool:
+        """Whether a compiler looks into the model's layers."""
+        return self.config.graph != "off"
 
     def program(
         self, drafter: ChainDrafter, target: Executor, runner: DraftRunner, *, home: int, context: int

@@ -320,7 +320,7 @@ def test_logits_that_are_not_finite_end_their_request_alone(lab):
         (("ngram",), "chains of one length"),
         (("eagle3", "kv_int8"), "KV format"),
         (("eagle3", "paged", "snapkv"), "KV selection"),
-        (("eagle3", "compiled"), "plain torch"),
+        (("eagle3", "paged", "quest"), "plain torch"),
         (("eagle3", "verify"), "one verification rule"),
         (("eagle3", "goodput"), "one control"),
     ],
