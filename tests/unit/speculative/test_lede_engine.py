@@ -100,7 +100,19 @@ def test_output_is_the_targets_to_the_bit_wherever_it_is_left(lab, uses, family)
             assert len({len(d.tokens) for d in drafts}) > 1
 
 
-@pytest.mark.parametrize("uses", [("kivi:residual=32",), ("snapkv",), ("streaming_llm",)])
+@pytest.mark.parametrize(
+    "uses",
+    [
+        ("kivi:residual=32",),
+        ("xquant:residual=64,group=32,schedule=paper,km=1,vm=1",),
+        ("quest:budget=128,dense_layers=0",),
+        ("snapkv",),
+        ("h2o",),
+        ("expected_attention",),
+        ("streaming_llm", "kv_int8", "prefix_cache"),
+    ],
+    ids=str,
+)
 def test_coded_pages_and_dropped_tokens_are_seen_alike(lab, uses):
     prompts = lab.prompts_of(2, seed=3, low=100, high=180)
     expected, _ = outcome(lab, lab.make_engine("paged", *uses), prompts)
