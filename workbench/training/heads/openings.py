@@ -106,7 +106,10 @@ KINDS: dict[str, tuple[Opening, ...]] = {
         )
     ),
 }
-"""The kinds, each as likely as every other."""
+"""The kinds."""
+
+WEIGHTS = {"extraction": 2, "summary": 3, "passages": 3}
+"""How often a kind comes, 1 where it is not named: a head learns least of long prompts, which end early."""
 
 LONGEST = max(o.longest for kind in KINDS.values() for o in kind)
 """Tokens of a turn that begins with any of them, at most."""
@@ -115,4 +118,8 @@ LONGEST = max(o.longest for kind in KINDS.values() for o in kind)
 def opening_of(seed: int, share: float) -> Opening | None:
     """How the question of a seed begins; None: as the model likes, which is so for all but ``share``."""
     rng = random.Random(seed)
-    return rng.choice(KINDS[rng.choice(sorted(KINDS))]) if rng.random() < share else None
+    if rng.random() >= share:
+        return None
+    kinds = sorted(KINDS)
+    (kind,) = rng.choices(kinds, [WEIGHTS.get(name, 1) for name in kinds])
+    return rng.choice(KINDS[kind])

@@ -26,6 +26,7 @@ from workbench.spec.plan import EngineLimits
 from workbench.training.errors import TrainingError
 from workbench.training.heads.capture import capture
 from workbench.training.heads.conversations import Conversation, Making, converse, opening
+from workbench.training.heads.openings import KINDS, WEIGHTS
 from workbench.training.heads.target import Target
 
 _VERSION = 1
@@ -45,7 +46,8 @@ class DataSettings:
 
     def key(self, fingerprint: str) -> str:
         """Names the shards that these settings make; how many are wanted is not part of it."""
-        shaping = (_VERSION, fingerprint, self.questions, sorted(asdict(self.making).items()))
+        openings = (KINDS, WEIGHTS) if self.making.opened else ()
+        shaping = (_VERSION, fingerprint, self.questions, sorted(asdict(self.making).items()), *openings)
         return hashlib.blake2b(repr(shaping).encode(), digest_size=8).hexdigest()
 
 
