@@ -22,24 +22,29 @@ def fast_fixed(tables: Tensor, first: Tensor, rows: int, shape: AttentionShape) 
     Products in the K/V dtype, softmax in at least float32, as the ragged form.
     """
     batch, heads, kv_heads, dim = len(first), shape.heads, shape.kv_heads, shape.head_dim
-    at = torch.arange(tables.shape[1] * shape.page_size, device=tables.device)
+    page, pages = shape.page_size, tables.shape[1]
+    at = torch.arange(pages * page, device=tables.device)
     own = first[:, None] + torch.arange(rows, device=tables.device)
     hidden = at > own[:, :, None]
     if shape.window is not None:
         hidden = hidden | (at <= own[:, :, None] - shape.window)
-    dead = hidden.all(1)[:, None, :, None]
-
-    def gathered(pool: Tensor) -> Tensor:
-        return pool[tables].transpose(1, 2).reshape(batch, kv_heads, -1, dim)
+    dead = hidden.all(1).view(batch * pages, 1, page, 1)
+    mine = tables.flatten()
 
     def read(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = gathered(k), gathered(v).masked_fill(dead, 0.0)
-        folded = q.to(k.dtype).view(batch, rows, kv_heads, -1, dim).transpose(1, 2)
-        scores = folded.reshape(batch, kv_heads, -1, dim) @ keys.transpose(2, 3)
-        scores = scores.view(batch, kv_heads, rows, -1, len(at))
-        w = weights(scores, hidden[:, None, :, None], 0, shape).view(batch, kv_heads, -1, len(at))
-        out = (w @ values).view(batch, kv_heads, rows, -1, dim).transpose(1, 2)
-        return out.reshape(batch * rows, heads * dim).to(q.dtype)
+        # Pages are a batch of products: gathered K and V are then copied once, and never laid out again.
+        keys = k.index_select(0, mine).view(-1, page, dim)
+        values = v.index_select(0, mine).masked_fill_(dead, 0.0).view(-1, page, dim)
+        folded = q.to(k.dtype).view(batch, 1, rows, kv_heads, -1, dim).transpose(2, 3)
+        folded = folded.expand(-1, pages, -1, -1, -1, -1).reshape(len(keys), -1, dim)
+        scores = torch.bmm(folded, keys.transpose(1, 2)).view(batch, pages, kv_heads, rows, -1, page)
+        scores = scores.permute(0, 2, 3, 4, 1, 5).reshape(batch, kv_heads, rows, -1, len(at))
+        w = weights(scores, hidden[:, None, :, None], 0, shape)
+        w = w.view(batch, kv_heads, -1, pages, page).permute(0, 3, 1, 2, 4).reshape(len(keys), -1, page)
+        out = torch.bmm(w, values).view(batch, pages, kv_heads, rows, -1, dim)
+        wide = torch.promote_types(k.dtype, torch.float32)
+        total = out.sum(1, dtype=wide).transpose(1, 2)
+        return total.reshape(batch * rows, heads * dim).to(q.dtype)
 
     return read
 
