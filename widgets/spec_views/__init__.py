@@ -10,12 +10,19 @@ from __future__ import annotations
 from workbench.widgets.lazy import names_in
 
 _WHERE = {
+    "HeadTraining": "head_training",
     "batches_of_bench": "crossover",
     "compare_drafters": "drafters",
+    "curve_figure": "head_training",
+    "drop_cache": "head_training",
     "drafters_here": "drafters",
     "law_of_rules": "rule_law",
     "measure_batches": "crossover",
+    "PlacesLive": "places_live",
+    "ReuseSurface": "reuse",
+    "TwoLanes": "two_lanes",
     "operating_point": "speedup",
+    "own_cache": "head_training",
     "read_exits": "exits",
     "read_rounds": "draft_tree",
 }

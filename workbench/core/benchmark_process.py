@@ -31,8 +31,10 @@ _RUN: TypeAdapter[Run] = TypeAdapter(Run)
 
 def bench_environment(threads: int | None = None, *, spin: bool = True) -> dict[str, str]:
     """This process's environment with the settings of the bench profile; without ``spin``, threads that wait
-    leave their core to others."""
-    out = {**os.environ, **BENCH_VARIABLES, **({} if spin else {"OMP_WAIT_POLICY": "passive"})}
+    for more than a moment leave their core to others."""
+    out = {**os.environ, **BENCH_VARIABLES}
+    if not spin:
+        out.pop("OMP_WAIT_POLICY")
     out.pop("GOMP_SPINCOUNT", None)  # it would overrule the policy
     if threads is not None:
         out |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

@@ -136,7 +136,7 @@ def two_places_steps(settings: BenchSettings, tell: Tell) -> Generator[None, Non
     return run_of(
         plans["plain_1"],
         "bench",
-        (*numbers(cell, known, sizes["k"]), *process_memory(settings.device)),
+        (*numbers(cell, known, sizes["k"], sizes["window"]), *process_memory(settings.device)),
         {"bench": told},
         profile=settings.profile,
         notes=(
@@ -153,7 +153,7 @@ def contestants(draft: str, sizes: Mapping[str, int]) -> list[Contestant]:
     k, own = sizes["k"], f",{draft}"
     inline = Recipe.of(f"draft_model:k={k},draws=false{own}")
     swift = Recipe.of(f"swiftspec:budget={k},width={sizes['width']},top={sizes['top']}{own}")
-    mirror = Recipe.of(f"mirror_sd:k={k},kappa={sizes['kappa']}{own}")
+    mirror = Recipe.of(f"mirror_sd:k={sizes['window']},kappa={sizes['kappa']}{own}")
     return [
         Contestant("inline_1", inline, 1),
         Contestant("plain_1", Recipe(), 1),

@@ -6,7 +6,7 @@ The engine is this process's; what it gives out is the plain run's, whatever the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,6 +130,19 @@ def run_two_places(
 
     ``engine`` drafts over ``link`` (:func:`remote_engine`); None: at one place, to compare with.
     """
+    steps = two_places(engine, link, requests, cores)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            done: TwoPlaces = end.value
+            return done
+
+
+def two_places(
+    engine: Engine, link: ProcessLink | None, requests: Iterable[Request], cores: Sequence[int] = ()
+) -> Generator[list[RequestEvent], None, TwoPlaces]:
+    """The same, what was said after every step, for whoever wants to look or to stop in between."""
     before = pinned_cores(()) if cores else ()
     if cores:
         pinned_cores(cores)
@@ -143,17 +156,18 @@ def run_two_places(
     try:
         for request in requests:
             engine.add(request)
-        with torch.inference_mode():
-            while engine.has_work:
-                at = time.monotonic()
+        while engine.has_work:
+            at = time.monotonic()
+            with torch.inference_mode():
                 step, gained = engine.step()
-                # A placed drafter only lets the target wait in its phase; any other one works there.
-                at += step.phase_ms.get("draft", 0.0) / 1e3 if link is not None else 0.0
-                target.append(Worked(at, time.monotonic(), step.rows, step.draft))
-                steps.append(step)
-                events += gained
-                if step.prefill:
-                    start = target[-1].end
+            # A placed drafter only lets the target wait in its phase; any other one works there.
+            at += step.phase_ms.get("draft", 0.0) / 1e3 if link is not None else 0.0
+            target.append(Worked(at, time.monotonic(), step.rows, step.draft))
+            steps.append(step)
+            events += gained
+            if step.prefill:
+                start = target[-1].end
+            yield gained
         if link is not None:
             link.poll()  # what the drafter says it did
     finally:

@@ -19,8 +19,13 @@ from workbench.core.plan import plan, require
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
-from workbench.spec.errors import OptionError
+from workbench.models.decoder import Decoder
+from workbench.models.heads import find_head
+from workbench.spec.errors import HeadMismatch, MissingHead, OptionError
 from workbench.spec.recipe import Recipe
+from workbench.speculative.distilled import KIND
+from workbench.speculative.draft_model import layers_kept
+from workbench.speculative.mirror_sd import exit_of
 from workbench.speculative.placement.early_exit import ExitDecoder, ExitProxy
 from workbench.speculative.placement.mirror import MirrorDrafter
 from workbench.speculative.placement.mirror_target import MirrorTarget
@@ -28,6 +33,7 @@ from workbench.speculative.placement.placed import drafting_kv
 from workbench.speculative.placement.remote import RemoteDrafter
 from workbench.speculative.placement.timeline import MirrorTimes, mirror_timeline
 from workbench.speculative.placement.trace import Trace, of_mirror, of_simulated
+from workbench.speculative.placement.tree_kv import TreeKV
 from workbench.speculative.placement.virtual import Latencies, VirtualLink, simulate
 from workbench.speculative.placement.worker import DraftWorker, Growth
 
@@ -70,16 +76,16 @@ def simulate_swiftspec(
     prompt: str,
     devices: Devices,
     *,
-    layers: Sequence[int],
+    layers: Sequence[int] = (),
     budget: int = 4,
     growth: Growth | None = None,
     tokens: int = 32,
     temperature: float = 0.0,
 ) -> Trace:
-    """SwiftSpec on two devices; ``layers`` of the session's model draft."""
+    """SwiftSpec on two devices; ``layers`` of the model draft, or what ``swiftspec`` drafts with."""
 
     def work(engine: Engine) -> Trace:
-        worker = DraftWorker(drafting_kv(engine.executor.decoder, layers, None, 0), growth)
+        worker = DraftWorker(_drafting(session, engine.executor.decoder, layers), growth)
         latencies = Latencies(lambda rows: devices.target, lambda rows: devices.draft, devices.link)
 
         def make(link: VirtualLink) -> Engine:
@@ -98,19 +104,23 @@ def simulate_mirror(
     prompt: str,
     devices: Devices,
     *,
-    layers: Sequence[int],
-    exit_layers: int,
+    layers: Sequence[int] = (),
+    exit_layers: int = 0,
     gamma: int = 4,
     kappa: int = 3,
     tokens: int = 32,
     temperature: float = 0.0,
 ) -> Trace:
-    """Mirror on two devices: the proxy is the session's model behind ``exit_layers`` layers."""
+    """Mirror on two devices: the proxy is the session's model behind ``exit_layers`` layers, with the adapter
+    that was trained for that exit; 0: the exit that ``mirror_sd`` takes."""
 
     def work(engine: Engine) -> Trace:
         target = engine.executor.decoder
-        proxy = ExitProxy(ExitDecoder(target, exit_layers), kappa + 1)
-        kv = drafting_kv(target, layers, None, 0)
+        exit_at, adapter = exit_of(
+            session.facts.name, session.facts.fingerprint, target.config.num_layers, exit_layers
+        )
+        proxy = ExitProxy(ExitDecoder(target, exit_at, adapter), kappa + 1)
+        kv = _drafting(session, target, layers)
         drafter = MirrorDrafter(kv, gamma=gamma, kappa=kappa, proxy=proxy)
         made = remote_engine(engine, drafter)
         made.add(_request(session, prompt, tokens, temperature))
@@ -201,6 +211,17 @@ def reuse_surface(
 
     found: list[Reuse] = session.task("what inner layers foresee", work).result()
     return found
+
+
+def _drafting(session: Session, target: Decoder, layers: Sequence[int]) -> TreeKV:
+    """A drafter's model: given layers, else distilled ones, else those that would be cut out."""
+    if layers:
+        return drafting_kv(target, layers, None, 0)
+    facts = session.facts
+    try:
+        return drafting_kv(target, (), find_head(facts.name, KIND, facts.fingerprint), 0)
+    except (MissingHead, HeadMismatch):
+        return drafting_kv(target, layers_kept(target.config.num_layers, 0), None, 0)
 
 
 def _request(session: Session, prompt: str, tokens: int, temperature: float, name: str = "s") -> Request:

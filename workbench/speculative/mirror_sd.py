@@ -14,10 +14,11 @@ from typing import Any
 
 from workbench.spec.errors import HeadMismatch, OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
+from workbench.speculative.placement.early_exit import ExitAdapter
 from workbench.speculative.placement.mirror_target import MirrorTarget
 from workbench.speculative.placement.mirror_worker import Windows
 from workbench.speculative.placement.placed import PlaceOptions, place_of
-from workbench.speculative.placement.trained_exit import TrainedExit, find_exit
+from workbench.speculative.placement.trained_exit import find_exit
 
 
 @dataclass(frozen=True)
@@ -80,27 +81,24 @@ def peek_layers(target: int, asked: int) -> int:
     return layers
 
 
+def exit_of(model: str, fingerprint: str, layers: int, asked: int) -> tuple[int, ExitAdapter | None]:
+    """Layers before the exit of a target of ``layers``, and the adapter that was trained for it, if any.
+
+    Asked for 0: where the adapter is, else behind two thirds. Raises :class:`OptionError` for all layers.
+    """
+    try:
+        trained = find_exit(model, fingerprint, layers)
+    except HeadMismatch:
+        trained = None  # one of other weights is as good as none
+    at = peek_layers(layers, asked or (trained.layer if trained is not None else 0))
+    return at, trained.adapter if trained is not None and trained.layer == at else None
+
+
 def bind(config: Config, context: Any) -> MirrorTarget:
     """The drafter, here; a session gives it its process. Raises what :func:`place_of` raises."""
     windows = Windows(config.k, config.kappa)
     place = place_of(SPEC.id, config, context, windows)
     layers = context.config.num_layers
-    trained = _trained(context, layers)
-    asked = config.exit or (trained.layer if trained is not None else 0)
-    fits = trained is not None and trained.layer == asked
-    return MirrorTarget(
-        SPEC.id,
-        place,
-        windows,
-        peek_layers=peek_layers(layers, asked),
-        patience=config.wait / 1e3,
-        adapter=trained.adapter if trained is not None and fits else None,
-    )
-
-
-def _trained(context: Any, layers: int) -> TrainedExit | None:
-    """The adapter of these very weights; one of others is as good as none."""
-    try:
-        return find_exit(context.model, context.fingerprint, layers)
-    except HeadMismatch:
-        return None
+    at, adapter = exit_of(context.model, context.fingerprint, layers, config.exit)
+    patience = config.wait / 1e3
+    return MirrorTarget(SPEC.id, place, windows, peek_layers=at, patience=patience, adapter=adapter)

@@ -13,7 +13,7 @@ from workbench.core.placed_run import TwoPlaces
 from workbench.spec.events import DraftRecord, RequestEvent, StepEvent, TokenInfo
 from workbench.speculative.placement.messages import Worked
 
-SIZES = {"k": 2, "kappa": 3, "width": 3, "top": 2}
+SIZES = {"k": 2, "kappa": 3, "width": 3, "top": 2, "window": 2}
 PLAIN = Turned((1, 2, 3), 10, 1.0, 0, 0, 0, ((1, 50.0), (1, 60.0), (1, 70.0)), ())
 INLINE = Turned((1, 2, 3), 10, 0.8, 5, 10, 5, ((3, 90.0), (3, 110.0), (1, 60.0)), (30.0, 30.0))
 SWIFT = replace(
@@ -28,7 +28,7 @@ def test_ratios_are_taken_within_a_turn_and_shares_are_medians() -> None:
         "inline_2": INLINE, "plain_2": PLAIN,
     }  # fmt: skip
     slow = {n: replace(t, seconds=t.seconds * 2) for n, t in turn.items()}
-    found = {m.name: m for m in numbers("c", [turn, slow], 2)}
+    found = {m.name: m for m in numbers("c", [turn, slow], 2, 2)}
     assert found["c:swiftspec/inline_1"].value == pytest.approx(1.6)
     assert found["c:swiftspec/inline_1"].spread == pytest.approx((1.6, 1.6))
     assert found["c:plain_1"].spread == (5.0, 10.0) and found["c:plain_1"].value == 7.5
@@ -41,7 +41,7 @@ def test_ratios_are_taken_within_a_turn_and_shares_are_medians() -> None:
     assert found["c:swiftspec:foreseen"].value == 0.5 and found["c:swiftspec:foreseen"].n == 8
     assert found["c:swiftspec:co_run"].value == 1.2
     assert found["c:swiftspec:same_output"].value == 1.0 and found["c:mirror_sd:same_output"].value == 0.0
-    assert numbers("c", [], 2) == ()
+    assert numbers("c", [], 2, 2) == ()
 
 
 def test_a_turn_survives_being_kept() -> None:

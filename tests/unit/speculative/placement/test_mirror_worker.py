@@ -50,24 +50,15 @@ def run(
     link = target._link
     assert isinstance(link, HereLink)
     if early >= 0:
-        send = link.send
+        send, link.ahead = link.send, False
 
         def late(message: object) -> None:
             send(message)  # type: ignore[arg-type]
             if isinstance(message, Candidates):
                 for _ in range(early):
-                    link.worker.work()
+                    assert link.worker.work()[0] is None  # a branch is no window yet
 
         link.send = late  # type: ignore[method-assign]
-    else:
-        send = link.send
-
-        def eager(message: object) -> None:
-            send(message)  # type: ignore[arg-type]
-            while isinstance(message, Candidates) and link.worker.has_work:
-                assert link.worker.work()[0] is None  # a branch is no window yet
-
-        link.send = eager  # type: ignore[method-assign]
     engine = Engine(
         base.executor,
         base.kv,
