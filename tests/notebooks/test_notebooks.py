@@ -29,6 +29,8 @@ TOLD = {
     "21_drafters": "tokens a forward",
     "22_eagle": "eagle3, shuffled",
     "23_mtp": "No: it has no module",
+    "24_two_devices": "decoding goes on without drafts",
+    "25_train_a_head": "the same bits",
     "40_attention_kernels": "running max m",
 }
 SMOKE = {"model": "tiny", "profile": "smoke", "budget_s": 5.0, "seed": 3}
