@@ -8,5 +8,5 @@ DEFAULT_MODEL = "smollm2-135m"
 SHIPPED_MODEL = "tiny"
 """Comes with the repository, so it is always there."""
 
-SHIPPED_MODELS = (SHIPPED_MODEL, "tiny-mtp")
+SHIPPED_MODELS = (SHIPPED_MODEL, "tiny-mtp", "tiny-exit")
 """All that come with it; the others have what some technique needs."""

@@ -27,6 +27,8 @@ def card(manifest: Mapping[str, Any]) -> str:
         curriculum=recipe["curriculum"],
         rotation=f" (every {recipe['rotation']} layers)" if recipe["curriculum"] == "rotating" else "",
         measured="\n\n".join(_measured(name, found) for name, found in exits.items()),
+        price=_price(exits),
+        twin=" --twin" if len(exits) > 1 else "",
         sources="\n".join(
             f"| {row['package']} {row['version']} | {row['licence']} | {row['bytes'] / 1e6:.1f} "
             f"| `{row['sha256']}` |"
@@ -34,6 +36,15 @@ def card(manifest: Mapping[str, Any]) -> str:
         ),
         sha256=manifest["weights_sha256"],
     )
+
+
+def _price(exits: Mapping[str, Any]) -> str:
+    """What the recipe does to the model itself, where there is a twin."""
+    if len(exits) < 2:
+        return ""
+    own, twin = (found["layers"][-1]["loss"] for found in exits.values())
+    change = f"{own:.3f} with the recipe and {twin:.3f} without: {own / twin - 1:+.1%}"
+    return f"\nThe last layer's loss is {change}.\n"
 
 
 def _measured(name: str, found: Mapping[str, Any]) -> str:
@@ -76,16 +87,16 @@ likeliest token came and is the last layer's, Σ min(p, q) with the last layer's
 *twin*, where there is one, is the same model with the same windows, without the recipe.
 
 {measured}
-
+{price}
 ## Training
 
 {steps:,} steps of {batch:,} tokens, {trained:.2f} M in all; {minutes:.1f} minutes of CPU time of the training
-thread, seed {seed}.{note} Layer dropout up to {dropout:g} at the last layer, exponential in the depth,
-{ramp}; early losses scaled by {scale:g}, curriculum {curriculum}{rotation}.
+thread, seed {seed}. Layer dropout up to {dropout:g} at the last layer, exponential in the depth, {ramp};
+early losses scaled by {scale:g}, curriculum {curriculum}{rotation}.{note}
 
 ## Rebuild
 
-    python -m workbench.training.layerskip
+    python -m workbench.training.layerskip --steps {steps}{twin}
 
 needs no download: the text is the standard library of the running interpreter. A stopped run goes on from its
 last checkpoint.
