@@ -54,8 +54,8 @@ SPEC = TechniqueSpec(
         "for accelerators want it: one wait per round, nothing recompiled. Here it shows the form and what "
         "padding costs; drafts are those of EAGLE-3, MTP or a draft model."
     ),
-    paper="https://awsdocs-neuron.readthedocs-hosted.com/en/latest/libraries/nxd-inference/developer_guides/"
-    "feature-guide.html",
+    paper="https://awsdocs-neuron.readthedocs-hosted.com/en/latest/vllm-neuron/docs/design/speculation/"
+    "speculative_decoding_design.html",
     stages=("draft", "verify"),
     claims_slot=("placement", "verify", "draft_control"),
     needs=("fixed_chain",),
