@@ -30,7 +30,7 @@ static const struct Nibbles {
 // The weights of a pair of inputs with 32 columns, exact in bfloat16; the next codes of the panel are asked for.
 template <int BITS>
 static inline void pair_at(const uint8_t* codes, __m512i table, __m512i& low, __m512i& high) {
-    _mm_prefetch(reinterpret_cast<const char*>(codes) + 2560, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(codes) + AHEAD / 2, _MM_HINT_T0);
     if (BITS == 4) {
         const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
         low = _mm512_permutexvar_epi16(both, table);  // five bits choose, the fifth does not matter

@@ -7,6 +7,7 @@
 #include "numbers.h"
 
 constexpr int COLUMNS = 32;
+constexpr int AHEAD = 9216;    // bytes of a panel that are asked for before they are needed
 constexpr int TILE_ROWS = 12;  // 12 rows by 2 vectors: 24 accumulators of 32 registers
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
@@ -24,7 +25,7 @@ static inline void tile_one(const bf16* x, const bf16* w, int steps, float* out)
     __m512 a0 = _mm512_setzero_ps(), a1 = a0, b0 = a0, b1 = a0, c0 = a0, c1 = a0, d0 = a0, d1 = a0;
     int i = 0;
     for (; i + 4 <= steps; i += 4, w += 256, x += 8) {
-        for (int line = 0; line < 8; ++line) _mm_prefetch(reinterpret_cast<const char*>(w) + 3072 + 64 * line, _MM_HINT_T0);
+        for (int line = 0; line < 8; ++line) _mm_prefetch(reinterpret_cast<const char*>(w) + AHEAD + 64 * line, _MM_HINT_T0);
         __m512bh p = pair(x), q = pair(x + 2), r = pair(x + 4), s = pair(x + 6);
         a0 = _mm512_dpbf16_ps(a0, p, as_bh(_mm512_loadu_si512(w)));
         a1 = _mm512_dpbf16_ps(a1, p, as_bh(_mm512_loadu_si512(w + 32)));
@@ -48,8 +49,8 @@ static inline void tile(const bf16* x, int64_t stride, const bf16* w, int steps,
     __m512 low[ROWS], high[ROWS];
     for (int r = 0; r < ROWS; ++r) low[r] = high[r] = _mm512_setzero_ps();
     for (int i = 0; i < steps; ++i, w += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(w) + 3072, _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(w) + 3136, _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(w) + AHEAD, _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(w) + AHEAD + 64, _MM_HINT_T0);
         __m512bh first = as_bh(_mm512_loadu_si512(w)), second = as_bh(_mm512_loadu_si512(w + 32));
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; ++r) {
