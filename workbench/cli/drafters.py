@@ -149,8 +149,21 @@ def _show(run: Run) -> None:
         "\n· pred.: predicted from other prompts and costs measured apart; error: mean of both halves",
         markup=False,
     )
-    for line in run.notes:
+    for line in (*_judged(bench), *run.notes):
         console.print(f"· {line}", markup=False)
+
+
+def _judged(bench: Mapping[str, Any]) -> list[str]:
+    """How many predictions hold, by the bars: 15 % of a speed-up, one power of two of a batch size."""
+    from workbench.core.drafters.results import BAR
+
+    errors = [r["error"] for r in bench["rows"] if r["error"] is not None]
+    apart = [c["doublings"] for c in bench["crossings"] if c["doublings"] is not None]
+    out = [f"{sum(e <= BAR for e in errors)} of {len(errors)} speed-ups predicted within {BAR:.0%}"] * bool(
+        errors
+    )
+    out += [f"{sum(a <= 1 for a in apart)} of {len(apart)} crossovers within a power of two"] * bool(apart)
+    return out
 
 
 _ROW = (

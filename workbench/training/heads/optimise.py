@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,9 @@ class Schedule:
 Loss = Callable[[list[int], float], tuple[Tensor, int]]
 """``loss(numbers, share)``: mean loss of these conversations, and how many tokens it is the mean of."""
 
+Watch = Callable[[Sequence[Mapping[str, float]]], None]
+"""``watch(curve)``: the learning curve so far, whenever a point is added, and when a run goes on."""
+
 
 def optimise(
     model: nn.Module,
@@ -84,6 +87,7 @@ def optimise(
     cancel: Cancel | None = None,
     *,
     slower: Mapping[str, float] | None = None,
+    watch: Watch | None = None,
 ) -> checkpoint.Progress:
     """Train ``model`` in place, or go on from the checkpoint in ``folder``; ``curve.json`` there grows.
 
@@ -96,6 +100,8 @@ def optimise(
         _groups(model, slower or {}), lr=schedule.lr, betas=(0.9, 0.95), weight_decay=schedule.decay
     )
     state = checkpoint.restore(folder, model, [optimizer], key)
+    if watch is not None:
+        watch(tuple(state.curve))
     while state.step < schedule.steps:
         if cancel is not None and cancel():
             checkpoint.save(folder, model, [optimizer], state)
@@ -127,6 +133,8 @@ def optimise(
             point = {"step": state.step, "tokens": state.tokens, "loss": round(seen, 4), **look()}
             state.curve.append(point)
             _write_curve(folder, state)
+            if watch is not None:
+                watch(tuple(state.curve))
         if state.step % schedule.save_every == 0 or done:
             checkpoint.save(folder, model, [optimizer], state)
         report(progress, state.step / schedule.steps, f"step {state.step}, loss {seen:.3f}")

@@ -26,7 +26,7 @@ from workbench.training.heads.eagle import EagleLoss, EagleShape
 from workbench.training.heads.evaluate import GREEDY, SAMPLED, asked_of, measured
 from workbench.training.heads.initial import initial
 from workbench.training.heads.medusa import vocabulary_matrix
-from workbench.training.heads.optimise import Schedule, optimise
+from workbench.training.heads.optimise import Schedule, Watch, optimise
 from workbench.training.heads.rows import Shown, frequent, load
 from workbench.training.heads.run import VOCAB_LISTED, Run, shards_of
 from workbench.training.heads.shards import DataSettings
@@ -67,12 +67,13 @@ def train_eagle(
     target: Target | None = None,
     progress: Progress | None = None,
     cancel: Cancel | None = None,
+    watch: Watch | None = None,
 ) -> HeadFile:
     """Train, measure and write the head of a model; gives the file that the technique ``kind`` finds.
 
     ``start``: the file of a head to go on from; without one it starts from the model's last layer. ``out``: a
     folder of heads that gets a copy of the file in the cache folder. ``prompts``: held-out prompts
-    that the engine answers with the finished head.
+    that the engine answers with the finished head. ``watch`` is shown the learning curve as it grows.
 
     Raises :class:`ModelError` s, :class:`TrainingError` and ``Cancelled``.
     """
@@ -80,7 +81,7 @@ def train_eagle(
     with shards_of(model, data, target, progress, cancel) as shards:
         begun = None if start is None else _begun(start, kind, shape, shards.target)
         run = Run(model, kind, shards, shape, schedule, "" if begun is None else begun.digest)
-        made = _train(run, kind, shape, begun, prompts, progress, cancel)
+        made = _train(run, kind, shape, begun, prompts, progress, cancel, watch)
         return run.copied(made, out)
 
 
@@ -92,6 +93,7 @@ def _train(
     prompts: int,
     progress: Progress | None,
     cancel: Cancel | None,
+    watch: Watch | None,
 ) -> HeadFile:
     target, schedule = run.shards.target, run.schedule
     config = target.source.config
@@ -116,6 +118,7 @@ def _train(
         look,
         part(progress, 0.4, 0.9),
         cancel,
+        watch=watch,
     )
     report(progress, 0.9, "measuring")
     facts: dict[str, Any] = {
