@@ -134,20 +134,24 @@ def matrix(model: ModelFacts, **where: Any) -> dict[tuple[str, str], list[Confli
 
 
 def pair_conflicts(first: str, second: str, model: ModelFacts, **where: Any) -> list[Conflict]:
-    """Conflicts between two techniques once everything either of them needs is switched on."""
+    """Conflicts between two techniques once everything either of them needs is switched on.
+
+    Those between what they need alone are left out where the two have some of their own.
+    """
     result = plan(pair_recipe(first, second), model, **where)
-    return [] if isinstance(result, Plan) else result
+    if isinstance(result, Plan):
+        return []
+    return [c for c in result if {c.first, c.second} & {first, second}] or result
 
 
 def pair_recipe(*ids: str) -> Recipe:
-    """A recipe of these techniques and of providers for what they need."""
+    """A recipe of these techniques and of providers for what they need, whatever few provide first."""
     uses = list(ids)
-    for technique_id in ids:
-        for need in catalog.get(technique_id).spec.needs:
-            if not any(need in catalog.get(u).spec.provides for u in uses):
-                provider = next((t.id for t in catalog.all_techniques() if need in t.spec.provides), None)
-                if provider is not None:
-                    uses.append(provider)
+    needs = {need for technique_id in ids for need in catalog.get(technique_id).spec.needs}
+    found = {need: [t.id for t in catalog.all_techniques() if need in t.spec.provides] for need in needs}
+    for need in sorted(needs, key=lambda n: (len(found[n]), n)):
+        if found[need] and not any(need in catalog.get(u).spec.provides for u in uses):
+            uses.append(found[need][0])
     return Recipe.of(*uses)
 
 
