@@ -39,7 +39,7 @@ EAGLE_RATE, MEDUSA_RATE, DRAFT_RATE = 2e-3, 3e-3, 1e-3
 EAGLE_VOCAB, DRAFT_VOCAB = 4096, 8192
 _RATES = {HeadName.medusa: MEDUSA_RATE, HeadName.draft: DRAFT_RATE}
 _LAYERS = {HeadName.draft: 6}
-_VOCABS = {HeadName.draft: DRAFT_VOCAB}
+_VOCABS = {HeadName.draft: DRAFT_VOCAB, HeadName.exit_adapter: 0}
 
 
 class LossOption(StrEnum):
@@ -130,7 +130,8 @@ def train(
         int | None,
         typer.Option(
             min=16,
-            help=f"Most frequent tokens the loss is over; when not given {EAGLE_VOCAB}, draft {DRAFT_VOCAB}.",
+            help=f"Most frequent tokens the loss is over; when not given {EAGLE_VOCAB}, draft {DRAFT_VOCAB}, "
+            "exit_adapter all.",
             rich_help_panel=_TRAINING,
         ),
     ] = None,
@@ -151,7 +152,9 @@ def train(
     seed: o.Seed = 0,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="EAGLE: the file of a head to go on from.", rich_help_panel=_TRAINING),
+        typer.Option(
+            "--from", help="EAGLE, draft: the file of a head to go on from.", rich_help_panel=_TRAINING
+        ),
     ] = None,
     to: Annotated[
         Path | None, typer.Option("--out", "-o", help="A folder of heads that gets a copy, e.g. data/heads.")
@@ -206,7 +209,7 @@ def train(
             made = train_medusa(target, data, heads_shape, schedule, **common)
         elif head is HeadName.draft:
             draft_shape = DraftShape(layers=deep, vocab=words, loss=loss.value)
-            made = train_draft(target, data, draft_shape, schedule, **common)
+            made = train_draft(target, data, draft_shape, schedule, start=start, **common)
         elif head is HeadName.exit_adapter:
             made = train_exit(target, data, ExitShape(layer, words), schedule, **common)
         else:

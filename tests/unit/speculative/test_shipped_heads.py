@@ -22,8 +22,9 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
 
 
-KINDS = ("medusa", "eagle", "eagle3")
-USED = {"eagle3": "eagle3:draws=false"}  # drafts that are drawn keep the law of the output, not its noise
+KINDS = ("medusa", "eagle", "eagle3", "draft")
+# Drafts that are drawn keep the law of the output, not its noise.
+USED = {"eagle3": "eagle3:draws=false", "draft": "draft_model:source=trained,draws=false"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,9 +45,14 @@ def test_a_head_is_small_and_says_what_it_is(path):
         assert held["adapter"]["top8"] > held["lens"]["top8"] and held["adapter"]["kl"] < held["lens"]["kl"]
         assert find_exit(path.parent.name, head.fingerprint, 1 + head.facts["layer"]) is not None
         return
-    assert ("paths" if head.kind == "medusa" else "features") in head.facts
+    assert {"medusa": "paths", "draft": "begun"}.get(head.kind, "features") in head.facts
     assert head.facts["recipe"]["schedule"]["seed"] >= 0
-    assert set(head.facts["engine"]) >= {"chain", "tree", "tree, temperature 1"}
+    runs = (
+        {"chain", "chain, temperature 1"}
+        if head.kind == "draft"
+        else {"chain", "tree", "tree, temperature 1"}
+    )
+    assert set(head.facts["engine"]) >= runs
     assert all(run["tau"] >= 1 for run in head.facts["engine"].values())
 
 

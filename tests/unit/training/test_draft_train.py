@@ -13,9 +13,10 @@ from workbench.cli.main import main
 from workbench.core.build_weights import build_weights
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.core.session import Session
+from workbench.models.coded_head import decoded
 from workbench.models.decoder import Decoder
 from workbench.models.heads import find_head
-from workbench.spec.errors import Cancelled, OptionError, UnsupportedModel
+from workbench.spec.errors import Cancelled, HeadMismatch, OptionError, UnsupportedModel
 from workbench.spec.recipe import Recipe
 from workbench.speculative.distilled import kept_config
 from workbench.training.heads.capture import capture
@@ -150,6 +151,22 @@ def test_it_learns_and_the_engine_drafts_with_what_was_written(model_folder, tar
     assert drafted.token_ids == plain.token_ids == found.token_ids
     assert drafted.acceptance["steps"] and found.acceptance["drafted"]
     assert kept.facts == made.facts
+
+
+def test_a_draft_model_may_go_on_from_another(model_folder, target, cache):
+    folder = model_folder("llama")
+    schedule = Schedule(steps=2, batch=3, lr=1e-3)
+    first = train_draft(folder, DATA, SHAPE, schedule, prompts=0, target=target)
+    kept = cache / "first.safetensors"
+    kept.write_bytes(first.path.read_bytes())
+    begun = decoded(first.tensors())
+    more = train_draft(folder, DATA, SHAPE, schedule, start=kept, prompts=0, target=target)
+    assert more.facts["before"]["curve"] == first.facts["curve"]
+    moved = max(float((a - begun[n]).abs().max()) for n, a in decoded(more.tensors()).items() if n != "ids")
+    assert 0 < moved < 0.1
+    other = open_target(model_folder("qwen3"), dtype="float32", numerics="pinned")
+    with pytest.raises(HeadMismatch, match="no draft model of 1 layers"):
+        train_draft(model_folder("qwen3"), DATA, SHAPE, schedule, start=kept, prompts=0, target=other)
 
 
 def test_the_command_trains_and_says_what_came_of_it(model_folder, cache, capsys):

@@ -21,7 +21,7 @@ from torch import Tensor
 from workbench.models.coded_head import decoded, encoded
 from workbench.models.heads import HeadFile, read_head, write_head
 from workbench.models.progress import Cancel, Progress, part, report
-from workbench.spec.errors import OptionError
+from workbench.spec.errors import HeadMismatch, OptionError
 from workbench.speculative.distilled import KIND, kept_config
 from workbench.speculative.draft_model import layers_kept
 from workbench.training.heads.drafted import drafted
@@ -46,6 +46,7 @@ RUNS = {
 """What the engine does with a finished draft model."""
 LOOKED = 16  # held-out conversations that a point of the curve is measured on
 DRAFTED = 4
+_KEPT = ("recipe", "trained", "curve", "before")  # facts of the draft model that one goes on from
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def train_draft(
     shape: DraftShape | None = None,
     schedule: Schedule | None = None,
     *,
+    start: Path | None = None,
     out: Path | None = None,
     prompts: int = 12,
     target: Target | None = None,
@@ -109,6 +111,7 @@ def train_draft(
 ) -> HeadFile:
     """Distil, measure and write a draft model; gives the file that the ``draft_model`` technique finds.
 
+    ``start``: the file of a draft model to go on from; without one it starts as layers of the target.
     ``out``: a folder of heads that gets a copy of the file in the cache folder. ``prompts``: held-out prompts
     that the engine answers with the finished model.
 
@@ -116,12 +119,30 @@ def train_draft(
     """
     data, shape, schedule = data or DataSettings(), shape or DraftShape(), schedule or Schedule()
     with shards_of(model, data, target, progress, cancel) as shards:
-        run = Run(model, KIND, shards, shape, schedule)
-        return run.copied(_train(run, shape, prompts, progress, cancel), out)
+        before = None if start is None else _before(start, shape, shards.target)
+        run = Run(model, KIND, shards, shape, schedule, "" if before is None else before.digest)
+        return run.copied(_train(run, shape, before, prompts, progress, cancel), out)
+
+
+def _before(path: Path, shape: DraftShape, target: Target) -> HeadFile:
+    """The draft model to go on from. Raises :class:`HeadMismatch` for one of another model or size."""
+    found, source = read_head(path), target.source
+    begun = list(shape.begun(source.config.num_layers))
+    if found.kind != KIND or found.fingerprint != source.fingerprint or found.facts.get("begun") != begun:
+        raise HeadMismatch(
+            f"{path} is no draft model of {shape.layers} layers of this model's weights to go on from.",
+            hint="Start without it, or from one that was distilled from this model.",
+        )
+    return found
 
 
 def _train(
-    run: Run, shape: DraftShape, prompts: int, progress: Progress | None, cancel: Cancel | None
+    run: Run,
+    shape: DraftShape,
+    before: HeadFile | None,
+    prompts: int,
+    progress: Progress | None,
+    cancel: Cancel | None,
 ) -> HeadFile:
     target, source = run.shards.target, run.shards.target.source
     config, begun = source.config, shape.begun(source.config.num_layers)
@@ -134,7 +155,11 @@ def _train(
         rest = (target.decoder, vocabulary_matrix(source), ids, trained)
         return DraftLoss(made, EagleShape(1, shape.vocab, shape.loss), *rest)  # type: ignore[arg-type]
 
-    loss = loss_of(layer_tensors(source, begun))
+    first = layer_tensors(source, begun)
+    if before is not None:
+        found = decoded(before.tensors())
+        first = {name: found[name].float() for name in first}
+    loss = loss_of(first)
 
     def look() -> dict[str, Any]:
         found = drafted(loss, held[:LOOKED], 2)
@@ -161,6 +186,8 @@ def _train(
         "vocab": len(loss.kept),
         "held_out": {"conversations": len(held), **drafted(kept, held, DRAFTED, cancel=cancel)},
     }
+    if before is not None:
+        facts["before"] = {n: v for n, v in before.facts.items() if n in _KEPT}
     write_head(run.path, KIND, source.fingerprint, facts, {**tensors, "ids": ids})
     asked = asked_of((s.conversation for s in held), prompts)
     if asked:
