@@ -200,10 +200,13 @@ void leave(const Layer& layer, int64_t rows, const float* mixed, const float* hi
             for (int r = 0; r < m; ++r) {
                 const float* from = base ? base + (rows_of ? rows_of[row + r] : row + r) * width + column : nullptr;
                 float* to = target + (row + r) * width + column;
-                for (int64_t c = 0; c < n; ++c) {
-                    const float sum = settled(sums[r * COLUMNS + c], linear, column + c);
-                    to[c] = from ? from[c] + sum : sum;
-                }
+                const float* sum = sums + r * COLUMNS;
+                if (from)
+#pragma omp simd
+                    for (int64_t c = 0; c < n; ++c) to[c] = from[c] + settled(sum[c], linear, column + c);
+                else
+#pragma omp simd
+                    for (int64_t c = 0; c < n; ++c) to[c] = settled(sum[c], linear, column + c);
             }
         };
     };
