@@ -41,14 +41,16 @@ class ExitLoss:
     """The loss of batches of conversations, for :func:`~workbench.training.heads.optimise.optimise`.
 
     ``shown``: two streams each, those entering the exit's layer and the last norm; ``matrix`` [V, H] the
-    target's vocabulary matrix, ``ids`` [V'] the tokens of the loss.
+    target's vocabulary matrix, ``ids`` [V'] the tokens of the loss, or None for all: whatever is left out is
+    never pushed down, and crowds the first ranks of the whole vocabulary.
     """
 
     def __init__(
-        self, model: ExitHead, decoder: Decoder, matrix: Tensor, ids: Tensor, shown: Sequence[Shown]
+        self, model: ExitHead, decoder: Decoder, matrix: Tensor, ids: Tensor | None, shown: Sequence[Shown]
     ) -> None:
         self.model, self.shown = model, shown
-        self.matrix = matrix.index_select(0, ids.long()).to(decoder.weights.residual_dtype)
+        kept = matrix if ids is None else matrix.index_select(0, ids.long())
+        self.matrix, self._dtype = kept.to(decoder.weights.dtype), decoder.weights.residual_dtype
         self._gain = decoder.weights.final_gain.detach().clone()
         self._eps = decoder.config.norm_eps
 
@@ -64,18 +66,21 @@ class ExitLoss:
     def hits(self, shown: Sequence[Shown], ranks: Sequence[int]) -> dict[int, float]:
         """By rank k the share of rows whose target's likeliest token is among the exit's k likeliest."""
         early, last = self._rows(shown)
-        wanted = F.linear(self._leave(last), self.matrix).argmax(-1, keepdim=True)
-        said = F.linear(self._leave(self.model(early)), self.matrix)
+        wanted = self._logits(self._leave(last)).argmax(-1, keepdim=True)
+        said = self._logits(self._leave(self.model(early)))
         place = (said > said.gather(-1, wanted)).sum(-1)
         return {k: float((place < k).float().mean()) for k in ranks}
 
     def _rows(self, shown: Sequence[Shown]) -> tuple[Tensor, Tensor]:
         """Streams [N, H] of all rows that a draft may come behind: the prompt's last token and later ones."""
         early, last = (
-            torch.cat([s.streams[i][s.conversation.answer - 1 :] for s in shown]).to(self.matrix.dtype)
+            torch.cat([s.streams[i][s.conversation.answer - 1 :] for s in shown]).to(self._dtype)
             for i in range(2)
         )
         return early, last
 
     def _leave(self, stream: Tensor) -> Tensor:
         return F.rms_norm(stream, self._gain.shape, self._gain, self._eps)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return F.linear(states.to(self.matrix.dtype), self.matrix).to(states.dtype)

@@ -37,10 +37,11 @@ _ROWS = 512
 
 @dataclass(frozen=True)
 class ExitShape:
-    """``layer``: layers that run before the exit (0: two thirds); ``vocab`` tokens that the loss is over."""
+    """``layer``: layers that run before the exit (0: two thirds); ``vocab`` tokens that the loss is over, of
+    those that the model says most often (0: all there are, said or not)."""
 
     layer: int = 0
-    vocab: int = 4096
+    vocab: int = 0
 
     def exits(self, total: int) -> int:
         """The layer whose input it reads, of ``total``. Raises :class:`OptionError` for none or all."""
@@ -79,7 +80,9 @@ def _train(run: Run, shape: ExitShape, progress: Progress | None, cancel: Cancel
     target, source = run.shards.target, run.shards.target.source
     config, layer = source.config, shape.exits(source.config.num_layers)
     trained, held = load(run.shards, (layer, config.num_layers), part(progress, 0.02, 0.5), cancel)
-    ids = frequent((s.conversation for s in trained), config.vocab_size, shape.vocab)
+    ids = None
+    if shape.vocab:
+        ids = frequent((s.conversation for s in trained), config.vocab_size, shape.vocab)
     model = ExitHead(config.hidden_size, config.norm_eps)
     loss = ExitLoss(model, target.decoder, vocabulary_matrix(source), ids, trained)
 
@@ -108,7 +111,7 @@ def _train(run: Run, shape: ExitShape, progress: Progress | None, cancel: Cancel
         **run.facts([s.conversation for s in trained], state),
         "layer": layer,
         "features": [layer],
-        "vocab": len(ids),
+        "vocab": config.vocab_size if ids is None else len(ids),
         "held_out": {
             "conversations": len(held),
             "lens": hit_rates(target.decoder, lens, held, cancel),
