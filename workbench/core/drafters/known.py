@@ -23,6 +23,7 @@ from workbench.core.kept_lines import KeptLines
 from workbench.core.kv_points import point_key
 from workbench.core.plan import ModelFacts
 from workbench.core.provenance import provenance
+from workbench.models.heads import HeadFile
 from workbench.spec.plan import Plan
 
 _TIMED = ("engine", "speculative", "attention", "models", "numerics", "quant", "kernels")
@@ -71,7 +72,7 @@ class Known:
         """Of one turn of all contestants."""
         s = self.settings
         who = [
-            (name, p.recipe.key, [h.digest for h in heads_of(p.recipe, self.facts)])
+            (name, p.recipe.key, [_digest(h) for h in heads_of(p.recipe, self.facts)])
             for name, p in plans.items()
         ]
         asked = (cell.batch, cell.numerics, s.size("tokens"), s.temperature, [list(p) for p in prompts])
@@ -82,6 +83,17 @@ class Known:
         return point_key(
             "costs", self._base, plan.recipe.key, cell.batch, cell.numerics, LENGTHS, CONTEXT, ROUNDS
         )
+
+
+_digests: dict[tuple[str, int], str] = {}
+
+
+def _digest(head: HeadFile) -> str:
+    """A head's digest; read again only when its file has changed."""
+    key = (str(head.path), head.path.stat().st_mtime_ns)
+    if key not in _digests:
+        _digests[key] = head.digest
+    return _digests[key]
 
 
 @cache
