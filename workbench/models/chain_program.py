@@ -58,7 +58,7 @@ class ChainProgram:
         )
         most = max(batch.spans[2::4])
         reach = max(map(sum, zip(batch.spans[::4], batch.spans[1::4], batch.spans[2::4], strict=True)))
-        turns = self._decoder.turns(reach - 1)
+        turns = self._decoder.turns(reach - 2)  # the last token of a draft is not fed
         states = batch.states.contiguous()
         out, lengths = array("q", bytes(8 * size * most)), array("i", bytes(4 * size))
         self._run(

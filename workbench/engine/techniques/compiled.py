@@ -1,7 +1,8 @@
 """Compiled CPU kernels: linears, layers and decode attention in C++, built on this machine at first use.
 
 Stored weights and roundings are those of the torch path; only the order of sums differs. A layer is two calls
-instead of forty operations, a weight is read at the speed of memory, and K and V are read where they lie.
+instead of forty operations, a weight is read at the speed of memory, and K and V are read where they lie. A
+greedy chain of a draft head of one layer is one call, all its steps.
 """
 
 from __future__ import annotations
