@@ -58,7 +58,7 @@ def test_everything_from_text_to_card(tmp_path: Path, corpus: Corpus) -> None:
     (text / "eval.txt").write_bytes(passage)
     part = {"document": "stdlib/toy.py", "start": 0, "bytes": len(passage)}
     (text / "MANIFEST.json").write_text(json.dumps({"parts": [part]}))
-    plan = recipe.Plan(steps=2, twin=True, recipe=Recipe(dropout=0.2))
+    plan = recipe.Plan(steps=2, twin=2, recipe=Recipe(dropout=0.2))
     manifest = recipe.build(plan, tmp_path / "work", tmp_path / "data")
     folder = tmp_path / "data" / "models" / "tiny-exit"
     assert json.loads((folder / "MANIFEST.json").read_text())["steps"] == 2
@@ -72,6 +72,8 @@ def test_everything_from_text_to_card(tmp_path: Path, corpus: Corpus) -> None:
     said = (folder / "README.md").read_text()
     assert f"{manifest['exits']['twin']['layers'][0]['loss']:.3f}" in said
     assert f"{manifest['exits']['tiny-exit']['acceptance']['greedy']['2']['tau']:.2f}" in said
+    (point,) = manifest["twin"]
+    assert point["step"] == 2 and f"{point['loss'][1]:.3f}" in said and "--twin 2" in said
     assert "Layer dropout up to 0.2" in said and manifest["weights_sha256"] in said
     assert open_source(folder).config.num_layers == 3
 

@@ -21,7 +21,7 @@ def main(
     work: Annotated[Path, typer.Option(help="checkpoints and tokens")] = Path("runs/tiny-exit"),
     data: Annotated[Path, typer.Option(help="where models/ goes, and text/ is")] = Path("data"),
     steps: Annotated[int, typer.Option(help="optimizer steps")] = 1000,
-    twin: Annotated[bool, typer.Option(help="train the twin without the recipe too")] = False,
+    twin: Annotated[int, typer.Option(help="steps of the twin without the recipe, as far as it goes")] = 0,
     seed: Annotated[int, typer.Option(help="seed of weights, windows and dropped layers")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 1 is fastest on a busy machine")] = 1,
     note: Annotated[str, typer.Option(help="what the card should say about this run")] = "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,11 @@ PROMPTS, PROMPT_TOKENS = 24, 128
 
 @dataclass(frozen=True)
 class Plan:
-    """``steps`` of the optimizer; ``twin``: train the same model without the recipe too; ``note`` is printed
-    on the card."""
+    """``steps`` of the optimizer; ``twin``: steps of the same model without the recipe, which is compared as
+    far as it goes, and measured like the model if that is to the end; ``note`` is printed on the card."""
 
     steps: int = 1000
-    twin: bool = False
+    twin: int = 0
     seed: int = 0
     note: str = ""
     recipe: Recipe = field(default_factory=Recipe)
@@ -47,6 +47,7 @@ def build(
     prompts = Windows(corpus.held_out, seed=2).batch(0, PROMPTS, PROMPT_TOKENS).tolist()
     held_out, folder = corpus.held_out_windows(), data / "models" / NAME
     recipes = {NAME: plan.recipe, **({TWIN: PLAIN} if plan.twin else {})}
+    until = {NAME: 0, TWIN: min(plan.twin, plan.steps)}
     exits: dict[str, Any] = {}
     curves: dict[str, Progress] = {}
     for name, recipe in recipes.items():
@@ -59,7 +60,10 @@ def build(
             work / name,
             corpus.fingerprint,
             on_point,
+            until[name],
         )
+        if curves[name].step < plan.steps:
+            continue
         place, kept = folder if name == NAME else work / "variants" / name, rounded(model)
         write_weights(place, kept)
         write_tokenizer(place, corpus.tokenizer, kept.main.config.max_position_embeddings)
@@ -83,11 +87,31 @@ def build(
         "corpus_fingerprint": corpus.fingerprint,
         "sources": [asdict(source) for source in corpus.sources],
         "exits": exits,
+        "twin": compare(progress.curve, curves[TWIN].curve) if plan.twin else [],
     }
     (folder / "MANIFEST.json").write_text(json.dumps(manifest, indent=1) + "\n")
     _write_curve(folder / "curve.csv", progress)
     (folder / "README.md").write_text(card(manifest), "utf-8")
     return manifest
+
+
+def compare(own: Sequence[Mapping[str, float]], twin: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+    """At the steps that both learning curves have: the last layer's loss, and how often each layer's
+    likeliest token is the last one's, with the recipe and without."""
+    known = {point["step"]: point for point in own}
+    out = []
+    for without in twin:
+        point = known.get(without["step"])
+        if point is not None:
+            layers = sorted(name for name in point if name.startswith("same"))
+            out.append(
+                {
+                    "step": int(without["step"]),
+                    "loss": [point["held_out_loss"], without["held_out_loss"]],
+                    "same": [[point[n] for n in layers], [without[n] for n in layers]],
+                }
+            )
+    return out
 
 
 def _write_curve(path: Path, progress: Progress) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -27,8 +27,8 @@ def card(manifest: Mapping[str, Any]) -> str:
         curriculum=recipe["curriculum"],
         rotation=f" (every {recipe['rotation']} layers)" if recipe["curriculum"] == "rotating" else "",
         measured="\n\n".join(_measured(name, found) for name, found in exits.items()),
-        price=_price(exits),
-        twin=" --twin" if len(exits) > 1 else "",
+        twin=_twin(manifest["twin"]),
+        steps_of_twin=f" --twin {manifest['twin'][-1]['step']}" if manifest["twin"] else "",
         sources="\n".join(
             f"| {row['package']} {row['version']} | {row['licence']} | {row['bytes'] / 1e6:.1f} "
             f"| `{row['sha256']}` |"
@@ -38,13 +38,18 @@ def card(manifest: Mapping[str, Any]) -> str:
     )
 
 
-def _price(exits: Mapping[str, Any]) -> str:
-    """What the recipe does to the model itself, where there is a twin."""
-    if len(exits) < 2:
+def _twin(points: Sequence[Mapping[str, Any]]) -> str:
+    """What the recipe changes, at the steps that a twin without it has seen."""
+    if not points:
         return ""
-    own, twin = (found["layers"][-1]["loss"] for found in exits.values())
-    change = f"{own:.3f} with the recipe and {twin:.3f} without: {own / twin - 1:+.1%}"
-    return f"\nThe last layer's loss is {change}.\n"
+    layers = len(points[0]["same"][0])
+    head = "".join(f" layer {i} |" for i in range(1, layers + 1))
+    rows = []
+    for point in points:
+        (own, other), (same, plain) = point["loss"], point["same"]
+        cells = "".join(f" {a:.2f} / {b:.2f} |" for a, b in zip(same, plain, strict=True))
+        rows.append(f"| {point['step']} | {own:.3f} | {other:.3f} | {own / other - 1:+.1%} |{cells}")
+    return _TWIN.format(head=head, rule="---|" * layers, rows="\n".join(rows))
 
 
 def _measured(name: str, found: Mapping[str, Any]) -> str:
@@ -68,6 +73,18 @@ def _measured(name: str, found: Mapping[str, Any]) -> str:
     )
 
 
+_TWIN = """
+## What the recipe changes
+
+A twin with the same initial weights, windows and schedule, without layer dropout and early losses: the
+last layer's loss on held-out windows, and how often each layer's likeliest token is the last one's (with /
+without).
+
+| step | loss with | without | difference |{head}
+|---|---|---|---|{rule}
+{rows}
+"""
+
 _CARD = """# tiny-exit
 
 A Llama small enough to ship with the repository that was trained to be left early (LayerSkip): its first
@@ -84,10 +101,9 @@ differs is what its layers mean to its final norm and head. The drafter `layersk
 On held-out modules of the standard library, with the shipped bfloat16 weights: loss in nats, how often the
 likeliest token came and is the last layer's, Σ min(p, q) with the last layer's law. Accepted drafts and τ
 (tokens per pass of the model) are the engine's, 4 tokens drafted, on continuations of held-out code.
-*twin*, where there is one, is the same model with the same windows, without the recipe.
 
 {measured}
-{price}
+{twin}
 ## Training
 
 {steps:,} steps of {batch:,} tokens, {trained:.2f} M in all; {minutes:.1f} minutes of CPU time of the training
@@ -96,7 +112,7 @@ early losses scaled by {scale:g}, curriculum {curriculum}{rotation}.{note}
 
 ## Rebuild
 
-    python -m workbench.training.layerskip --steps {steps}{twin}
+    python -m workbench.training.layerskip --steps {steps}{steps_of_twin}
 
 needs no download: the text is the standard library of the running interpreter. A stopped run goes on from its
 last checkpoint.
