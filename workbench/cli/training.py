@@ -39,7 +39,7 @@ EAGLE_RATE, MEDUSA_RATE, DRAFT_RATE = 2e-3, 3e-3, 1e-3
 EAGLE_VOCAB, DRAFT_VOCAB = 4096, 8192
 _RATES = {HeadName.medusa: MEDUSA_RATE, HeadName.draft: DRAFT_RATE}
 _LAYERS = {HeadName.draft: 6}
-_VOCABS = {HeadName.draft: DRAFT_VOCAB, HeadName.exit_adapter: 0}
+_VOCABS = {HeadName.draft: DRAFT_VOCAB}
 
 
 class LossOption(StrEnum):
@@ -130,8 +130,7 @@ def train(
         int | None,
         typer.Option(
             min=16,
-            help=f"Most frequent tokens the loss is over; when not given {EAGLE_VOCAB}, draft {DRAFT_VOCAB}, "
-            "exit_adapter all.",
+            help=f"Most frequent tokens the loss is over; when not given {EAGLE_VOCAB}, draft {DRAFT_VOCAB}.",
             rich_help_panel=_TRAINING,
         ),
     ] = None,

@@ -9,7 +9,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.rounds import Rounds
 from workbench.spec.errors import InvariantError
 from workbench.spec.plan import Plan
-from workbench.speculative.fused_round import ChainDrafter, FusedPlacement
+from workbench.speculative.fused_round import SPEC, ChainDrafter, FusedPlacement
 
 
 def with_rounds(plan: Plan, engine: Engine) -> Engine:
@@ -30,4 +30,5 @@ def with_rounds(plan: Plan, engine: Engine) -> Engine:
         reserve=engine.kv.extend,
         know=engine.drafting.know,
     )
+    engine.path += (f"round:{SPEC.id}",)
     return engine

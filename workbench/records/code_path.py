@@ -22,6 +22,7 @@ _SEAMS = {
     "select": "KV selection",
     "decoded": "decoded copy",
     "draft": "drafting",
+    "round": "round",
 }
 _PLAIN = "plain/"
 _DIGEST = re.compile(r"[0-9a-f]{12,}")

@@ -41,16 +41,15 @@ class ExitLoss:
     """The loss of batches of conversations, for :func:`~workbench.training.heads.optimise.optimise`.
 
     ``shown``: two streams each, those entering the exit's layer and the last norm; ``matrix`` [V, H] the
-    target's vocabulary matrix, ``ids`` [V'] the tokens of the loss, or None for all: whatever is left out is
-    never pushed down, and crowds the first ranks of the whole vocabulary.
+    target's vocabulary matrix, ``ids`` [V'] the tokens of the loss.
     """
 
     def __init__(
-        self, model: ExitHead, decoder: Decoder, matrix: Tensor, ids: Tensor | None, shown: Sequence[Shown]
+        self, model: ExitHead, decoder: Decoder, matrix: Tensor, ids: Tensor, shown: Sequence[Shown]
     ) -> None:
         self.model, self.shown = model, shown
-        kept = matrix if ids is None else matrix.index_select(0, ids.long())
-        self.matrix, self._dtype = kept.to(decoder.weights.dtype), decoder.weights.residual_dtype
+        self.matrix = matrix.index_select(0, ids.long()).to(decoder.weights.dtype)
+        self._dtype = decoder.weights.residual_dtype
         self._gain = decoder.weights.final_gain.detach().clone()
         self._eps = decoder.config.norm_eps
 

@@ -8,7 +8,7 @@ Needs no session. Everything that was made is kept, whenever it is stopped; the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from workbench.models.heads import HeadFile, read_head, write_head
 from workbench.models.progress import Cancel, Progress, check_cancel, part, report
 from workbench.spec.errors import OptionError
 from workbench.speculative.placement.trained_exit import KIND
+from workbench.training.heads.conversations import Conversation
 from workbench.training.heads.exit_adapter import ExitHead, ExitLoss
 from workbench.training.heads.medusa import vocabulary_matrix
 from workbench.training.heads.optimise import Schedule, optimise
@@ -37,11 +38,20 @@ _ROWS = 512
 
 @dataclass(frozen=True)
 class ExitShape:
-    """``layer``: layers that run before the exit (0: two thirds); ``vocab`` tokens that the loss is over, of
-    those that the model says most often (0: all there are, said or not)."""
+    """``layer``: layers that run before the exit (0: two thirds). The loss is over ``vocab`` tokens that the
+    model says most often, and ``others`` drawn from the rest: tokens that are never pushed down crowd the
+    first ranks of the whole vocabulary."""
 
     layer: int = 0
-    vocab: int = 0
+    vocab: int = 4096
+    others: int = 2048
+
+    def tokens(self, conversations: Iterable[Conversation], size: int, seed: int) -> Tensor:
+        """Ids int64 of the loss, of a vocabulary of ``size``."""
+        said = frequent(conversations, size, self.vocab).long()
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+        rest = order[~torch.isin(order, said)]
+        return torch.cat((said, rest[: self.others]))
 
     def exits(self, total: int) -> int:
         """The layer whose input it reads, of ``total``. Raises :class:`OptionError` for none or all."""
@@ -80,9 +90,7 @@ def _train(run: Run, shape: ExitShape, progress: Progress | None, cancel: Cancel
     target, source = run.shards.target, run.shards.target.source
     config, layer = source.config, shape.exits(source.config.num_layers)
     trained, held = load(run.shards, (layer, config.num_layers), part(progress, 0.02, 0.5), cancel)
-    ids = None
-    if shape.vocab:
-        ids = frequent((s.conversation for s in trained), config.vocab_size, shape.vocab)
+    ids = shape.tokens((s.conversation for s in trained), config.vocab_size, run.schedule.seed)
     model = ExitHead(config.hidden_size, config.norm_eps)
     loss = ExitLoss(model, target.decoder, vocabulary_matrix(source), ids, trained)
 
@@ -111,7 +119,7 @@ def _train(run: Run, shape: ExitShape, progress: Progress | None, cancel: Cancel
         **run.facts([s.conversation for s in trained], state),
         "layer": layer,
         "features": [layer],
-        "vocab": config.vocab_size if ids is None else len(ids),
+        "vocab": len(ids),
         "held_out": {
             "conversations": len(held),
             "lens": hit_rates(target.decoder, lens, held, cancel),
