@@ -58,6 +58,7 @@ class CompiledPlan:
     chunks: tuple[Chunk, ...]
     dense: tuple[DensePlan, ...]
     source: tuple[AttentionSpan, ...]
+    short: tuple[int, ...]  # of short spans the kernel's first arguments: addresses of the arrays
     other: Any = field(default=None)  # the torch plan, once K or V is not what the kernel reads
 
 
@@ -107,7 +108,11 @@ class CompiledPages:
                 tables.extend(span.table[:last])
                 _visible(span, shape.window, low, seen)
             row += n
-        return CompiledPlan(shape, row, short, tables, low, seen, tuple(chunks), tuple(dense), tuple(spans))
+        pointers = (_pointer(tables), _pointer(low), _pointer(seen))
+        addresses = (addressof(self._structs[shape]), _pointer(short), len(short) // 6, *pointers)
+        return CompiledPlan(
+            shape, row, short, tables, low, seen, tuple(chunks), tuple(dense), tuple(spans), addresses
+        )
 
     def run(self, plan: CompiledPlan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """``[T, Hq*D]`` in ``q``'s dtype; ``q`` [T, Hq, D] scaled; ``k``, ``v`` [N, Hkv, P, D].
@@ -124,12 +129,7 @@ class CompiledPages:
         out = torch.empty(plan.rows, plan.shape.heads * plan.shape.head_dim, dtype=torch.float32)
         if plan.spans:
             self._attend(
-                addressof(self._structs[plan.shape]),
-                _pointer(plan.spans),
-                len(plan.spans) // 6,
-                _pointer(plan.tables),
-                _pointer(plan.low),
-                _pointer(plan.seen),
+                *plan.short,
                 wide.data_ptr(),
                 wide.stride(0),
                 k.data_ptr(),

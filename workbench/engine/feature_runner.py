@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -76,6 +77,10 @@ class FeatureRunner(DraftRunner):
     def in_kernels(self) -> bool:
         """Whether drafts may be one call of the compiled kernels."""
         return self._executor.in_kernels
+
+    @cached_property
+    def _planes(self) -> tuple[Tensor, Tensor]:
+        return self._executor.planes(0)
 
     def show(self, seq_id: int, start: int, states: Tensor) -> None:
         """States [n, H] of committed tokens, in order of positions; a gap makes earlier ones void."""
@@ -160,7 +165,7 @@ class FeatureRunner(DraftRunner):
             tables.extend(table)
             tokens.extend(seq.tokens[first:end])
             states.append(self._states(i, first, end))
-        k, v = self._executor.planes(0)
+        k, v = self._planes
         batch = ChainBatch(
             spans, tables, tokens, states[0] if len(states) == 1 else torch.cat(states), confidence
         )

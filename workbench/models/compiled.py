@@ -110,9 +110,10 @@ def gated_fn(native: Native, activation: str) -> LinearFn:
     def fn(x: Tensor) -> Tensor:
         _ = native  # what the address leads to
         x = wide_rows(x)
-        out = torch.empty(len(x), n // 2, dtype=LOW)
-        scratch = torch.empty(len(x), k + k % 2, dtype=LOW)
-        run(address, kind, len(x), x.data_ptr(), scratch.data_ptr(), out.data_ptr(), torch.get_num_threads())
+        rows = x.shape[0]
+        out = torch.empty(rows, n // 2, dtype=LOW)
+        scratch = torch.empty(rows, k + k % 2, dtype=LOW)
+        run(address, kind, rows, x.data_ptr(), scratch.data_ptr(), out.data_ptr(), torch.get_num_threads())
         return out
 
     return fn
@@ -126,9 +127,10 @@ def plain_fn(native: Native) -> LinearFn:
     def fn(x: Tensor) -> Tensor:
         _ = native  # what the address leads to
         x = wide_rows(x)
-        out = torch.empty(len(x), n, dtype=HIGH)
-        scratch = torch.empty(len(x), k + k % 2, dtype=LOW)
-        run(address, len(x), x.data_ptr(), scratch.data_ptr(), out.data_ptr(), torch.get_num_threads())
+        rows = x.shape[0]
+        out = torch.empty(rows, n, dtype=HIGH)
+        scratch = torch.empty(rows, k + k % 2, dtype=LOW)
+        run(address, rows, x.data_ptr(), scratch.data_ptr(), out.data_ptr(), torch.get_num_threads())
         return out
 
     return fn
@@ -190,7 +192,7 @@ def compiled_block(layer: LayerWeights, config: ModelConfig) -> Block:
 
     def enter(hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         hidden, (cos, sin) = wide_rows(hidden), rotation
-        rows = len(hidden)
+        rows = hidden.shape[0]
         qkv, scratch = torch.empty(rows, width, dim, dtype=HIGH), torch.empty(rows, wide, dtype=LOW)
         layer_in(
             address,
@@ -208,7 +210,7 @@ def compiled_block(layer: LayerWeights, config: ModelConfig) -> Block:
     def leave(out: Tensor, hidden: Tensor, keep: Tensor | None) -> Tensor:
         _ = native  # what the address leads to
         out, hidden = wide_rows(out), wide_rows(hidden)
-        rows = len(hidden) if keep is None else len(keep)
+        rows = (hidden if keep is None else keep).shape[0]
         result = torch.empty(rows, hidden_size, dtype=HIGH)
         scratch = torch.empty(rows, wide + product, dtype=LOW)
         first = scratch.data_ptr()
@@ -232,4 +234,4 @@ def compiled_block(layer: LayerWeights, config: ModelConfig) -> Block:
 
 def wide_rows(x: Tensor) -> Tensor:
     """``x`` as the kernels read it: float32, contiguous."""
-    return x.to(HIGH).contiguous()
+    return x if x.dtype is HIGH and x.is_contiguous() else x.to(HIGH).contiguous()

@@ -43,12 +43,12 @@ def compiled_joined(gains: Sequence[Tensor | None], eps: float, native: Native) 
     def fn(*parts: Tensor) -> Tensor:
         _ = native, join  # what the addresses lead to
         rows = [wide_rows(x) for x in parts]
-        out = torch.empty(len(rows[0]), n, dtype=HIGH)
-        scratch = torch.empty(len(rows[0]), k + k % 2, dtype=LOW)
+        out = torch.empty(rows[0].shape[0], n, dtype=HIGH)
+        scratch = torch.empty(rows[0].shape[0], k + k % 2, dtype=LOW)
         run(
             first,
             second,
-            len(out),
+            out.shape[0],
             _pointers(rows),
             scratch.data_ptr(),
             out.data_ptr(),
@@ -71,12 +71,12 @@ def compiled_entrance(
     def enter(parts: Sequence[Tensor], rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         _ = layer, join  # what the addresses lead to
         rows, (cos, sin) = [wide_rows(x) for x in parts], rotation
-        qkv = torch.empty(len(rows[0]), heads + 2 * kv_heads, dim, dtype=HIGH)
-        scratch = torch.empty(len(rows[0]), k + k % 2, dtype=LOW)
+        qkv = torch.empty(rows[0].shape[0], heads + 2 * kv_heads, dim, dtype=HIGH)
+        scratch = torch.empty(rows[0].shape[0], k + k % 2, dtype=LOW)
         run(
             first,
             second,
-            len(qkv),
+            qkv.shape[0],
             _pointers(rows),
             cos.data_ptr(),
             sin.data_ptr(),
@@ -97,7 +97,7 @@ def compiled_norm(kernels: CDLL, gain: Tensor, eps: float) -> Norm:
     def norm(x: Tensor) -> Tensor:
         x = wide_rows(x)
         out = torch.empty_like(x)
-        run(wide.data_ptr(), eps, width, len(x), x.data_ptr(), out.data_ptr())
+        run(wide.data_ptr(), eps, width, x.shape[0], x.data_ptr(), out.data_ptr())
         return out
 
     return norm

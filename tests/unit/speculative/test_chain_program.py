@@ -157,7 +157,7 @@ def test_trained_heads_get_the_same_accepted(step_by_step, calls, model, drafter
 
 def test_preemption_prefixes_and_chunks(lab, step_by_step, calls) -> None:
     prompts = lab.prompts_of(4, seed=5, low=20, high=60)
-    for uses in (("prefix_cache",), ("chunked_prefill:budget=16",), ("goodput",)):
+    for uses in (("prefix_cache",), ("chunked_prefill:budget=16",)):
         same(lab, step_by_step, (EAGLE3, *uses), prompts + prompts[:1], preempt={4, 7}.__contains__)
     assert calls
 
