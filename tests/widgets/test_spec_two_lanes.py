@@ -42,7 +42,7 @@ def test_work_bubbles_messages_and_verdicts_are_the_records() -> None:
     (verify,) = boxes(view, "verify")
     assert (verify.lane, verify.start, verify.end) == (0, 0.0, 10.0) and "5 rows" in verify.words
     waits = {(b.lane, round(b.start, 3), round(b.end, 3)) for b in boxes(view, "wait")}
-    assert waits == {(0, 10.0, 12.0), (0, 30.0, 40.0), (1, 8.0, 40.0)}
+    assert waits == {(0, 10.0, 12.0), (0, 30.0, 40.0), (1, 0.0, 2.0), (1, 8.0, 40.0)}
     sent = boxes(view, "sent")
     assert len(sent) == 2 and all(b.end > b.start for b in sent)
     assert any("1 ms on its way" in b.words for b in sent)

@@ -20,15 +20,15 @@ TAGS = {"measured": "measured", "simulated": "simulated clock, real tokens"}
 _COLOURS = {key: colour for key, _, colour in PHASES}
 _GREY = _COLOURS["schedule"]
 KINDS = (
-    Kind("plain", "target: plain step", SOURCES["plain"]),
-    Kind("verify", "target: verifies", _COLOURS["forward"]),
-    Kind("early", "target: layers before the exit", _COLOURS["forward"], "/"),
-    Kind("late", "target: layers behind it", _COLOURS["forward"]),
-    Kind("draft", "drafter: drafts", _COLOURS["draft"]),
-    Kind("branches", "drafter: branches", _COLOURS["draft"], "\\"),
-    Kind("wait", "bubble: nothing to do", _GREY, ".", hollow=True, dash=True),
-    Kind("sent", "message on its way", _COLOURS["sample"]),
-    Kind("hit", "foreseen: goes on with what was made ahead", SOURCES["accepted"], "x", hollow=True),
+    Kind("plain", "plain step", SOURCES["plain"]),
+    Kind("verify", "verifies", _COLOURS["forward"]),
+    Kind("early", "before the exit", _COLOURS["forward"], "/"),
+    Kind("late", "behind the exit", _COLOURS["forward"]),
+    Kind("draft", "drafts", _COLOURS["draft"]),
+    Kind("branches", "branches", _COLOURS["draft"], "\\"),
+    Kind("wait", "waits", _GREY, ".", hollow=True, dash=True),
+    Kind("sent", "message", _COLOURS["sample"]),
+    Kind("hit", "foreseen", SOURCES["accepted"], "x", hollow=True),
     Kind("miss", "not foreseen", SOURCES["corrected"], "/", hollow=True),
 )
 LANES = ("target", "drafter", "messages", "verdicts")

@@ -26,7 +26,7 @@ class Config(PlaceOptions):
     top: int = option(3, low=1, high=16, unit="tokens", help="Children that a leaf gets.")
     nodes: int = option(48, low=2, high=512, unit="nodes", help="Nodes that the tree may have.")
     wait: float = option(
-        20.0,
+        100.0,
         low=0.0,
         high=10_000.0,
         unit="ms",

@@ -5,6 +5,8 @@ The same messages as between two processes, and the same work; only nothing is h
 
 from __future__ import annotations
 
+import time
+
 from workbench.speculative.placement.messages import Message
 from workbench.speculative.placement.worker import Worker
 
@@ -22,21 +24,23 @@ class Unplaced:
         """Nothing."""
         return []
 
+    def clock(self) -> float:
+        """The system's."""
+        return time.monotonic()
+
     def nbytes(self) -> int:
         """Nothing is held."""
         return 0
 
 
 class HereLink:
-    """``batches``: done each time it is asked for what has come; 0: all there are, as soon as it is told
-    something (``ahead``) or when it is asked."""
+    """``batches``: done each time it is asked for what has come; 0: until there is nothing more to do."""
 
     alive = True
     broken = ""
 
-    def __init__(self, worker: Worker, batches: int = 0, *, ahead: bool = True) -> None:
+    def __init__(self, worker: Worker, batches: int = 0) -> None:
         self.worker = worker
-        self.ahead = ahead and not batches
         self._batches = batches
         self._out: list[Message] = []
 
@@ -45,22 +49,21 @@ class HereLink:
         answer = self.worker.handle(message)
         if answer is not None:
             self._out.append(answer)
-        if self.ahead:
-            self._work()
 
     def poll(self, wait: float = 0.0) -> list[Message]:
         """Work, and what came of it."""
-        self._work()
-        out, self._out = self._out, []
-        return out
-
-    def _work(self) -> None:
         done = 0
         while self.worker.has_work and not (self._batches and done >= self._batches):
             tail, _ = self.worker.work()
             done += 1
             if tail is not None:
                 self._out.append(tail)
+        out, self._out = self._out, []
+        return out
+
+    def clock(self) -> float:
+        """The system's."""
+        return time.monotonic()
 
     def nbytes(self) -> int:
         """Bytes of the drafter's KV: its weights are the target's."""

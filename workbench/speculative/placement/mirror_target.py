@@ -7,7 +7,6 @@ the drafter before the other layers run. Verification never sees the proxy.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -110,17 +109,8 @@ class MirrorTarget(PlacedDrafter):
         self._open.pop(seq, None)
         super().forget(seq)
 
-    def _wait(self, books: Sequence[TailBook]) -> None:
-        """Until every window is here, or nobody is there, or patience ends."""
-        if all(b.stream in self._answered for b in books):
-            return
-        self.waits += 1
-        until = time.monotonic() + self._patience
-        while self._link.alive and not all(b.stream in self._answered for b in books):
-            left = until - time.monotonic()
-            if left <= 0:
-                break
-            self._receive(left)
+    def _lacks(self, books: Sequence[TailBook]) -> bool:
+        return any(b.stream not in self._answered for b in books)
 
     def _take(self, book: TailBook, tail: TailStream) -> None:
         super()._take(book, tail)

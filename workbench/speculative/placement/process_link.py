@@ -88,6 +88,10 @@ class ProcessLink:
         """Whether the process runs and its pipes are whole."""
         return not self.broken and self._process.poll() is None
 
+    def clock(self) -> float:
+        """The system's."""
+        return time.monotonic()
+
     def nbytes(self) -> int:
         """Weights and KV of the drafter, as it last said."""
         weights = self.ready.nbytes if self.ready is not None else 0

@@ -34,6 +34,10 @@ class Link(Protocol):
         """Why nobody does, where it is known."""
         ...
 
+    def clock(self) -> float:
+        """Seconds of the clock that :meth:`poll` waits by."""
+        ...
+
     def nbytes(self) -> int:
         """Bytes that the drafter's side holds, as far as it said."""
         ...
@@ -92,7 +96,9 @@ class RemoteDrafter:
         return trees
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
-        """Re-root, and tell the drafter."""
+        """Take what came while the target ran, which hangs below the old root; re-root, and tell the
+        drafter."""
+        self._receive(0.0)
         book = self.books[seq]
         hits = book.tree.stats.hits
         self._link.send(book.commit(tokens))
@@ -129,18 +135,30 @@ class RemoteDrafter:
         )
 
     def _wait(self, books: Sequence[TailBook]) -> None:
-        if self._patience and any(not len(b.tree) for b in books) and self._link.alive:
-            self.waits += 1
-            self._receive(self._patience)
+        """Until every stream has a node, or nobody is there, or patience ends."""
+        if not self._patience or not self._lacks(books) or not self._link.alive:
+            return
+        self.waits += 1
+        until = self._link.clock() + self._patience
+        # What comes first may have been made for a root that is no more.
+        while self._lacks(books) and self._link.alive and (left := until - self._link.clock()) > 0:
+            if not self._receive(left):
+                break
 
-    def _receive(self, wait: float) -> None:
-        for message in self._link.poll(wait):
+    def _lacks(self, books: Sequence[TailBook]) -> bool:
+        return any(not len(b.tree) for b in books)
+
+    def _receive(self, wait: float) -> bool:
+        """Take what has come; false where nothing has."""
+        messages = self._link.poll(wait)
+        for message in messages:
             if isinstance(message, TailStream):
                 book = self._by_stream.get(message.stream)
                 if book is not None:
                     self._take(book, message)
                 else:
                     self.refused["stream"] += len(message.nodes)
+        return bool(messages)
 
     def _take(self, book: TailBook, tail: TailStream) -> None:
         book.receive(tail)

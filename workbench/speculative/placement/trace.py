@@ -93,16 +93,14 @@ class Trace:
         return both / total if total > 0 else None
 
     def waits(self, side: Side) -> list[tuple[float, float]]:
-        """The bubbles: where a side does nothing between its first work and the end."""
+        """The bubbles: where a side does nothing."""
         out: list[tuple[float, float]] = []
-        last: float | None = None
+        last = 0.0
         for start, end in self._times(side):
-            if last is not None and start > last:
+            if start > last:
                 out.append((last, start))
-            last = end if last is None else max(last, end)
-        if last is not None and self.wall > last:
-            out.append((last, self.wall))
-        return out
+            last = end
+        return [*out, (last, self.wall)] if self.wall > last else out
 
     def _times(self, side: Side) -> list[tuple[float, float]]:
         """Spans of a side, none of them over another, within the record."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from workbench.engine.engine import Engine
+from workbench.engine.executor import Executor, Prepared, StepOutput
 from workbench.spec.errors import OptionError
 from workbench.spec.events import RequestEvent, StepEvent
 from workbench.speculative.placement.messages import DraftSync, Message
@@ -83,7 +84,7 @@ class VirtualLink:
     broken = ""
 
     def __init__(self, worker: DraftWorker, latencies: Latencies, out: Simulated) -> None:
-        self.now = 0.0
+        self.now = self.began = 0.0
         self._worker = worker
         self._latencies = latencies
         self._out = out
@@ -114,15 +115,23 @@ class VirtualLink:
             out.append(heapq.heappop(self._up)[2])
         return out
 
+    def clock(self) -> float:
+        """The target's time."""
+        return self.now
+
+    def passed(self, rows: int) -> None:
+        """The target runs so many rows: time passes for it."""
+        self.began = self.now
+        self.now += self._latencies.target(rows)
+
     def nbytes(self) -> int:
         """Bytes of the drafter's KV."""
         return self._worker.kv.nbytes()
 
-    def end(self, at: float) -> None:
+    def end(self) -> None:
         """The target's step is over: what it had to say goes out."""
-        self.now = at
         for message in self._unsent:
-            self._post(self._down, at, message)
+            self._post(self._down, self.now, message)
         self._unsent.clear()
 
     def finish(self) -> None:
@@ -160,6 +169,20 @@ class VirtualLink:
         return False
 
 
+class _Timed(Executor):
+    """An executor whose passes take virtual time, so that what they led to is known when they end."""
+
+    def __init__(self, inner: Executor, link: VirtualLink) -> None:
+        self.__dict__.update(vars(inner))
+        self._link = link
+
+    def forward(self, step: Prepared, *args: Any, **more: Any) -> StepOutput:
+        """The pass; the target's clock goes on by it."""
+        out = super().forward(step, *args, **more)
+        self._link.passed(len(step.ids))
+        return out
+
+
 def simulate(
     make: Callable[[VirtualLink], Engine],
     worker: DraftWorker,
@@ -175,10 +198,12 @@ def simulate(
         if not engine.has_work:
             link.finish()
             return out
+        if not isinstance(engine.executor, _Timed):
+            engine.executor = _Timed(engine.executor, link)
+        link.began = link.now
         step, events = engine.step()
-        start = link.now  # behind whatever it waited for
-        link.end(start + latencies.target(step.rows))
-        out.busy.append(Busy("target", start, link.now, step.rows, step.draft))
+        link.end()
+        out.busy.append(Busy("target", link.began, link.now, step.rows, step.draft))
         out.steps.append(step)
         drafter = engine.drafting.drafter
         if isinstance(drafter, RemoteDrafter):

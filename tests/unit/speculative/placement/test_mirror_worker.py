@@ -50,7 +50,7 @@ def run(
     link = target._link
     assert isinstance(link, HereLink)
     if early >= 0:
-        send, link.ahead = link.send, False
+        send, commit = link.send, target.commit
 
         def late(message: object) -> None:
             send(message)  # type: ignore[arg-type]
@@ -58,7 +58,12 @@ def run(
                 for _ in range(early):
                     assert link.worker.work()[0] is None  # a branch is no window yet
 
-        link.send = late  # type: ignore[method-assign]
+        def deaf(seq: int, tokens: list[int]) -> None:
+            receive, target._receive = target._receive, lambda wait: False  # type: ignore[method-assign]
+            commit(seq, tokens)
+            target._receive = receive  # type: ignore[method-assign]
+
+        link.send, target.commit = late, deaf  # type: ignore[method-assign, assignment]
     engine = Engine(
         base.executor,
         base.kv,
