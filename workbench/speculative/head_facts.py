@@ -23,12 +23,11 @@ def require_weights(head: HeadFile, target: Decoder) -> None:
 def shown_layers(head: HeadFile, count: int, layers: int) -> tuple[int, ...]:
     """The layers whose input a head reads, of its facts. Raises :class:`HeadMismatch` for nonsense."""
     found = head.facts.get("features")
-    fits = (
-        isinstance(found, list)
-        and len(found) == count
-        and all(isinstance(n, int) and 0 <= n <= layers for n in found)
-    )
-    if not fits:
+    if (
+        not isinstance(found, list)
+        or len(found) != count
+        or not all(isinstance(n, int) and 0 <= n <= layers for n in found)
+    ):
         raise HeadMismatch(
             f"The head {head.path} reads the layers {found!r}; the model has {layers}.",
             hint=f"Train it again for this model: 'workbench train {head.kind}'",
