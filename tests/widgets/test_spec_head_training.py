@@ -18,7 +18,14 @@ from workbench.training.heads.eagle import EagleShape
 from workbench.training.heads.optimise import Schedule
 from workbench.training.heads.shards import DataSettings
 from workbench.training.heads.target import Target, open_target
-from workbench.widgets.spec_views import HeadTraining, curve_figure, drop_cache, own_cache
+from workbench.widgets.spec_views import (
+    HeadTraining,
+    curve_figure,
+    drop_cache,
+    lineage,
+    own_cache,
+    recorded_curve,
+)
 from workbench.widgets.spec_views.head_training_live import drawing
 
 DATA = DataSettings(tokens=60, questions=4, making=Making(question=8, answer=16))
@@ -128,3 +135,16 @@ def test_where_it_was_stopped_is_marked_and_no_curve_is_no_picture() -> None:
     assert line.x0 == 400
     assert drawing([]) == "" and "60%" in drawing(curve)
     assert not curve_figure("nothing", []).data
+
+
+def test_a_head_that_goes_on_from_another_has_one_curve() -> None:
+    def facts(tokens: int, **more: Any) -> dict[str, Any]:
+        points = [{"step": s, "tokens": tokens * s // 4, "right_1": 0.1} for s in (2, 4)]
+        return {"curve": points, "trained": {"predictions": tokens}, **more}
+
+    head = facts(40, before=facts(20, before=facts(100)))
+    assert [f["trained"]["predictions"] for f in lineage(head)] == [100, 20, 40]
+    curve, joints = recorded_curve(head)
+    assert [p["tokens"] for p in curve] == [50, 100, 110, 120, 140, 160]
+    assert [p["step"] for p in curve] == [2, 4, 6, 8, 10, 12] and joints == [4, 8]
+    assert recorded_curve(facts(8)) == (facts(8)["curve"], [])

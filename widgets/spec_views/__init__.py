@@ -23,8 +23,10 @@ _WHERE = {
     "TwoLanes": "two_lanes",
     "operating_point": "speedup",
     "own_cache": "head_training",
+    "lineage": "head_training",
     "read_exits": "exits",
     "read_rounds": "draft_tree",
+    "recorded_curve": "head_training",
 }
 
 __all__ = list(_WHERE)

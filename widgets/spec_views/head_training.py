@@ -205,6 +205,27 @@ class HeadTraining:
                 listener()
 
 
+def lineage(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The facts of a head and of those it goes on from, the oldest first."""
+    return [*(lineage(facts["before"]) if "before" in facts else []), facts]
+
+
+def recorded_curve(facts: Mapping[str, Any]) -> tuple[list[dict[str, float]], list[int]]:
+    """The learning curve in a head's file, those of earlier heads before it; where it was gone on with.
+
+    ``tokens`` and ``step`` count on from one head to the next.
+    """
+    out: list[dict[str, float]] = []
+    joints: list[int] = []
+    tokens = steps = 0
+    for one in lineage(facts):
+        joints += [steps] if steps else []
+        out += [{**p, "tokens": p["tokens"] + tokens, "step": p["step"] + steps} for p in one["curve"]]
+        tokens += one["trained"]["predictions"]
+        steps = int(out[-1]["step"]) if out else 0
+    return out, joints
+
+
 def curve_figure(
     title: str, curve: Sequence[Mapping[str, float]], stops: Sequence[int] = (), theme: Theme = "auto"
 ) -> Any:
