@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import workbench.training.heads.target as targets
+import workbench.training.lede.run as recipe
+from workbench.cli.main import main
 from workbench.core import catalog
 from workbench.core.plan import ModelFacts, plan
 from workbench.engine.params import SamplingParams
@@ -28,9 +31,9 @@ from workbench.training.lede.run import SAMPLING, Settings, drafted, limits_for,
 
 SMALL = Settings(
     prompts=8,
-    length=24,
-    places=12,
-    longest=3,
+    length=16,
+    places=8,
+    longest=2,
     fitting=Fitting(Learning(steps=40, batch=32, hidden=8), times=2),
 )
 
@@ -178,7 +181,7 @@ def test_the_engine_plays_what_was_judged_offline(made, target):
     """Round by round at temperature 0: exits, lengths and what is accepted."""
     way = find("tiny", "", 5).ways["greedy"]
     prompts = prompts_of(target, "", 2, 24, 5)
-    texts = collect(target, prompts, limits_for(5, 2), 12, SamplingParams())
+    texts = collect(target, prompts, limits_for(5, SMALL.longest), 12, SamplingParams())
     for prompt, text in zip(prompts, texts, strict=True):
         records = drafted(target, ("layerskip", "lede:policy=learnt"), [prompt], SamplingParams(), 30)
         start = way.guard.learnt[0]
@@ -225,3 +228,25 @@ def test_planning_says_that_nothing_was_learnt(made, target):
     (conflict, *_) = plan(Recipe.of("paged", "ngram", "lede"), ModelFacts("tiny", config))
     assert "Switch on LayerSkip" in conflict.remedy
     assert find_head("tiny", "lede", "").kind == "lede" and catalog.get("lede").spec.seam == "control"
+
+
+def test_the_command_passes_its_options_on_and_shows_both_choices(made, monkeypatch, capsys):
+    asked = {}
+
+    def learn(model, settings, **rest):
+        asked.update(rest, model=model, settings=settings)
+        return made
+
+    monkeypatch.setattr(recipe, "train_lede", learn)
+    monkeypatch.setattr(targets, "open_target", lambda model, **rest: (model, rest["dtype"]))
+    line = ["train", "lede", "--target", "tiny", "--documents", "stdlib/", "--seed", "3", "--foreground"]
+    assert main(line) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("greedy") == shown.count("sampled") == 3 and str(made.path) in shown.replace("\n", "")
+    assert asked["settings"] == Settings(documents="stdlib/", seed=3) and asked["target"] == (
+        "tiny",
+        "bfloat16",
+    )
+    assert main([*line, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["held_out"] == made.facts["held_out"] and told["fingerprint"] == made.fingerprint
