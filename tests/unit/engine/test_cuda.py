@@ -14,6 +14,7 @@ RECIPES = [
     (),
     ("paged:page_size=16", "prefix_cache", "chunked_prefill:budget=16"),
     ("ngram:k=4",),
+    ("paged:page_size=16", "draft_model:k=3,layers=1", "fused_round"),
     ("kv_int8",),
     ("kv_fp8",),
     ("kivi:residual=32",),
