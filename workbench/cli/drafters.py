@@ -146,7 +146,9 @@ def _show(run: Run) -> None:
     place = f" on {p.cpu}, {p.threads} threads, profile {p.profile}" if p else ""
     console.print(
         f"\n· {run.model} · {run.dtype} · {sizes} · measured{place}"
-        "\n· pred.: predicted from other prompts and costs measured apart; error: mean of both halves",
+        "\n· × plain: of all prompts together; turns: the worst and the best; pred.: predicted from other "
+        "prompts and costs measured apart"
+        "\n· per fwd: tokens per forward; drafts: share of steps that have one; ms: medians of those",
         markup=False,
     )
     for line in (*_judged(bench), *run.notes):
@@ -167,8 +169,8 @@ def _judged(bench: Mapping[str, Any]) -> list[str]:
 
 
 _ROW = (
-    "drafter", "× plain", "range (median)", "pred.", "error", "τ", "tok/fwd", "survival", "drafts in",
-    "draft ms", "fwd ms", "other ms", "same text",
+    "drafter", "× plain", "turns", "pred.", "error", "τ", "per fwd", "survival", "drafts", "draft ms",
+    "fwd ms", "rest ms", "same text",
 )  # fmt: skip
 _CROSSING = ("prompts", "drafter", "measured", "predicted", "doublings apart", "measured × by batch",
              "predicted × by batch")  # fmt: skip
@@ -176,11 +178,11 @@ _COVERED = ("cell", "head", "tokens", "coverage", "drafter", "τ", "draft ms")
 
 
 def _row(r: Mapping[str, Any]) -> tuple[str, ...]:
-    survival = " ".join(f"{s:.2f}" for s in r["survival"][:4])
+    survival = " ".join(f"{s:.2f}" for s in r["survival"][:3])
     return (
         r["drafter"],
         f"{r['speedup']:.2f}",
-        f"{r['low']:.2f}–{r['high']:.2f} ({r['middle']:.2f})",
+        f"{r['low']:.2f}–{r['high']:.2f}",
         _said(r["predicted"], ".2f"),
         _said(r["error"], ".0%"),
         _said(r["tau"], ".2f"),
