@@ -209,6 +209,11 @@ def test_each_side_keeps_to_its_cores(link) -> None:
         assert list(pinned_cores([10_000])) == CORES  # there is no such core
 
 
+@pytest.mark.skipif(not hasattr(os, "getpgid"), reason="needs process groups of POSIX")
+def test_an_interrupt_of_a_terminal_or_a_notebook_does_not_reach_the_drafter(link) -> None:
+    assert os.getpgid(link.pid) != os.getpgrp()  # both interrupt the whole group
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals of POSIX")
 def test_a_drafter_that_hangs_or_dies_loses_no_token(made, plain) -> None:
     with start_drafter(SETUP) as link:

@@ -64,6 +64,7 @@ class ProcessLink:
             text=True,
             encoding="utf-8",
             env={**os.environ, **(environment or {})},
+            process_group=0,  # what interrupts this one, in a terminal or a notebook, is not for it
         )
         self._end = weakref.finalize(self, _end, self._process)  # also at exit
         process, out = self._process, self._out
