@@ -31,11 +31,12 @@ TOLD = {
     "23_mtp": "No: it has no module",
     "24_two_devices": "decoding goes on without drafts",
     "25_train_a_head": "the same bits",
+    "26_early_exits": "tokens a pass (counted)",
     "40_attention_kernels": "running max m",
 }
 SMOKE = {"model": "tiny", "profile": "smoke", "budget_s": 5.0, "seed": 3}
 #: Where it takes another model than tiny to show anything.
-MODEL = {"23_mtp": "tiny-mtp"}
+MODEL = {"23_mtp": "tiny-mtp", "26_early_exits": "tiny-exit"}
 
 
 def tagged(nb: Any, tag: str) -> list[int]:
