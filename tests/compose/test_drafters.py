@@ -32,7 +32,15 @@ from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
 
 RULES = ("auto", "r2", "r3", "r4", "r5", "r6")
-FORMATS = ("", "kv_fp8", "kv_int8", "kv_fp4", "kivi", "xquant")
+FORMATS = (
+    "",
+    "kv_fp8",
+    "kv_int8",
+    "kv_fp4",
+    "kivi:residual=32,group=32",
+    "xquant:residual=32,group=32,schedule=paper,km=1,vm=1",
+)
+"""Pages are of 32 tokens, so that formats that code whole pages code some in every prompt."""
 DRAFTERS = (
     "ngram",
     "suffix",
@@ -73,7 +81,8 @@ class Cell(NamedTuple):
         return [self.drafter, rule, *([self.codec] if self.codec else [])]
 
     def __str__(self) -> str:
-        return "-".join((self.drafter, self.rule or "fused", self.codec or "plain"))
+        codec = self.codec.partition(":")[0]
+        return "-".join((self.drafter, self.rule or "fused", codec or "plain"))
 
 
 PROGRAMS = [Cell(drafter, "", "") for drafter in FUSED]
@@ -93,9 +102,10 @@ def _inference():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _shipped_heads_only(tmp_path_factory: pytest.TempPathFactory):
+def _shipped_heads_only(pytestconfig: pytest.Config):
+    """A cache of their own, kept for its calibrations."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("WORKBENCH_CACHE", str(pytestconfig.cache.mkdir("drafters")))
         yield
 
 
@@ -109,12 +119,12 @@ def decoder(model: str) -> Decoder:
 
 @cache
 def prompts(model: str) -> list[tuple[int, ...]]:
-    """Ragged pieces of text, 200 of them."""
+    """Ragged pieces of text, 200 of them, that reach over the end of a page."""
     text = (data_dir() / "text" / "eval.txt").read_text()[:200_000]
     ids = load_tokenizer(model).encode(text)
     rng = random.Random(7)
     starts = [rng.randrange(len(ids) - 64) for _ in range(MANY)]
-    return [tuple(ids[at : at + rng.randrange(4, 32)]) for at in starts]
+    return [tuple(ids[at : at + rng.randrange(20, 44)]) for at in starts]
 
 
 def generate(lab: ModuleType, model: str, uses: list[str], count: int, tokens: int) -> tuple[Any, list[Any]]:
@@ -123,7 +133,7 @@ def generate(lab: ModuleType, model: str, uses: list[str], count: int, tokens: i
     facts = ModelFacts(model, target.config, target.weights.fingerprint)
     made = require(
         plan(
-            Recipe.of("paged", *uses),
+            Recipe.of("paged:page_size=32", *uses),
             facts,
             dtype="float64",
             numerics="pinned",
