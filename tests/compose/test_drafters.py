@@ -167,6 +167,8 @@ def check(lab: ModuleType, cell: Cell, count: int, tokens: int) -> dict[str, int
     }
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_pairs_on_twenty_prompts(lab, drafter):
     """Each drafter with every format and every rule; a draft is kept and another is not."""

@@ -228,6 +228,7 @@ def with_program(engine: Engine, backend: Any) -> Engine:
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_compiler_takes_the_whole_round_and_is_asked_once_per_shape(lab, sampling):
     """``fullgraph=True`` would raise at a break or at a branch on a number; later rounds compile nothing."""
@@ -248,6 +249,7 @@ def test_a_compiler_takes_the_whole_round_and_is_asked_once_per_shape(lab, sampl
     assert ids == [said[0] for said in outcome(lab, make(*uses), PROMPTS[:2], **sampling)[0]]
 
 
+@pytest.mark.slow
 def test_a_compiler_that_makes_programs_free_of_side_effects_says_the_same(lab):
     uses = ("tiny", "eagle3:depth=2")
     got = outcome(lab, make(*uses, "fused_round:graph=aot_eager", pool=256, context=64), PROMPTS[:1])
