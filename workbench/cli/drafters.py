@@ -148,6 +148,8 @@ def _show(run: Run) -> None:
         f"\n· {run.model} · {run.dtype} · {sizes} · measured{place}"
         "\n· × plain: of all prompts together; turns: the worst and the best; pred.: predicted from other "
         "prompts and costs measured apart"
+        "\n· error: mean of both halves of the prompts, own: the same predicted from themselves; what is "
+        "between them is how much prompts differ"
         "\n· per fwd: tokens per forward; drafts: share of steps that have one; ms: medians of those",
         markup=False,
     )
@@ -169,7 +171,7 @@ def _judged(bench: Mapping[str, Any]) -> list[str]:
 
 
 _ROW = (
-    "drafter", "× plain", "turns", "pred.", "error", "τ", "per fwd", "survival", "drafts", "draft ms",
+    "drafter", "× plain", "turns", "pred.", "error", "own", "τ", "per fwd", "survival", "drafts", "draft ms",
     "fwd ms", "rest ms", "same text",
 )  # fmt: skip
 _CROSSING = ("prompts", "drafter", "measured", "predicted", "doublings apart", "measured × by batch",
@@ -185,6 +187,7 @@ def _row(r: Mapping[str, Any]) -> tuple[str, ...]:
         f"{r['low']:.2f}–{r['high']:.2f}",
         _said(r["predicted"], ".2f"),
         _said(r["error"], ".0%"),
+        _said(r["own_error"], ".0%"),
         _said(r["tau"], ".2f"),
         f"{r['tokens_per_forward']:.2f}",
         survival,

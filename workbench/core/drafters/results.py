@@ -31,7 +31,8 @@ class Row:
     ``share``: of steps with a draft; ``survival[i]``: of drafts that had more than i tokens kept.
     ``draft_ms``, ``forward_ms``, ``other_ms``: medians of steps with a draft, ``plain_ms`` of a plain step.
     ``same`` of ``prompts``: where the text was that of plain decoding, as far as both went. ``predicted`` and
-    ``error`` (relative, mean of both halves) are None until both halves were measured.
+    ``error`` (relative, mean of both halves) are None until both halves were measured. ``own_error``: the
+    same, each half from itself, which leaves what the costs miss without how much prompts differ.
     """
 
     cell: str
@@ -55,6 +56,7 @@ class Row:
     same: int
     predicted: float | None
     error: float | None
+    own_error: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -74,6 +76,7 @@ class Row:
             out.append(Metric(f"{name}:predicted", self.predicted, "×", "predicted", of=PLAIN, note=note))
         told: tuple[tuple[str, float | None, str], ...] = (
             ("prediction_error", self.error, ""),
+            ("prediction_error_own", self.own_error, ""),
             ("tau", self.tau, "tokens"),
             ("tokens_per_forward", self.tokens_per_forward, "tokens"),
             ("draft", self.draft_ms, "ms"),
@@ -101,8 +104,8 @@ def rows_of(
 
 def predictions(
     mine: Sequence[Turn], plain: Sequence[Turn], halves: Sequence[int], costs: Costs, own_forward: bool
-) -> list[tuple[float, float]]:
-    """(predicted, measured) of each half, predicted from the other one; empty unless both are there."""
+) -> list[tuple[float, float, float]]:
+    """Of each half: predicted from the other one, from itself, measured; empty unless both are there."""
     sides = [
         ([t for t, h in zip(mine, halves, strict=True) if h == side],
          [t for t, h in zip(plain, halves, strict=True) if h == side])
@@ -111,7 +114,11 @@ def predictions(
     if not all(_timed(a, b) for a, b in sides):
         return []
     return [
-        (forecast(*sides[1 - side], costs, own_forward=own_forward).speedup, ratio(*sides[side]))
+        (
+            forecast(*sides[1 - side], costs, own_forward=own_forward).speedup,
+            forecast(*sides[side], costs, own_forward=own_forward).speedup,
+            ratio(*sides[side]),
+        )
         for side in (0, 1)
     ]
 
@@ -127,7 +134,7 @@ def _row(
     mine: Sequence[Turn],
     plain: Sequence[Turn],
     each: Sequence[float],
-    said: Sequence[tuple[float, float]],
+    said: Sequence[tuple[float, float, float]],
 ) -> Row:
     steps = steps_of(mine)
     drafts = [d for t in mine for d in t.drafts]
@@ -154,8 +161,9 @@ def _row(
         other_ms=median(s.rest for s in rounds) if rounds else None,
         plain_ms=median(s.ms for s in steps_of(plain)),
         same=sum(same_outputs(a, b) for a, b in zip(mine, plain, strict=True)),
-        predicted=fmean(p for p, _ in said) if said else None,
-        error=fmean(abs(off(p, m)) for p, m in said) if said else None,
+        predicted=fmean(p for p, _, _ in said) if said else None,
+        error=fmean(abs(off(p, m)) for p, _, m in said) if said else None,
+        own_error=fmean(abs(off(own, m)) for _, own, m in said) if said else None,
     )
 
 

@@ -57,7 +57,7 @@ def test_a_run_has_every_number_of_every_drafter_and_cell(asked: DrafterSettings
         assert row["same"] == row["prompts"] > 0 and row["turns"] == 2
         assert 0 < row["low"] <= row["middle"] <= row["high"] and row["plain_ms"] > 0
         assert row["low"] <= row["speedup"] <= row["high"]
-        assert row["predicted"] > 0 and row["error"] >= 0
+        assert row["predicted"] > 0 and row["error"] >= 0 and row["own_error"] >= 0
     tags = {m.name: m.tag for m in run.metrics}
     assert tags["asked_b1:ngram:k=2/plain"] == "measured" == tags["asked_b2:plain"]
     assert tags["asked_b1:ngram:k=2:predicted"] == "predicted" == tags["asked_b2:suffix:from_batch_1"]

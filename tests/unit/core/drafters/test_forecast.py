@@ -180,7 +180,9 @@ def test_each_half_is_predicted_from_the_other() -> None:
     mine = [drafted(1, 4, lambda: 1), drafted(1, 4, lambda: 3)]
     base = [plain(1), plain(1)]
     said = predictions(mine, base, [0, 1], costs(1), False)
-    (first, real_first), (second, real_second) = said
+    (first, own_first, real_first), (second, own_second, real_second) = said
     assert real_first == pytest.approx(ratio(mine[:1], base[:1])) and real_second > 1.5 * real_first
     assert first == pytest.approx(real_second, rel=0.03) and second == pytest.approx(real_first, rel=0.03)
+    assert own_first == pytest.approx(real_first, rel=0.03)  # but for the noise, which only time sees
+    assert own_second == pytest.approx(real_second, rel=0.03)
     assert predictions(mine, base, [0, 0], costs(1), False) == []
