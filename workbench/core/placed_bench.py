@@ -89,7 +89,8 @@ def two_places_steps(settings: BenchSettings, tell: Tell) -> Generator[None, Non
     source, tokenizer = open_source(settings.model), load_tokenizer(settings.model)
     facts = ModelFacts(settings.model, source.config, source.fingerprint)
     asked = [p.ids for half in read_prompts(PROMPTS, tokenizer, sizes["context"]).halves for p in half]
-    draft, digest = drafts_with(settings.model, source.fingerprint, sizes["layers"])
+    most = source.config.num_layers - 1
+    draft, digest = drafts_with(settings.model, source.fingerprint, min(sizes["layers"], most))
     racers = contestants(draft, sizes)
     limits = EngineLimits(0, 0, 1, min(sizes["context"] + sizes["tokens"] + 32, source.config.max_position))
     plans = {r.name: _plan(r.recipe, facts, settings, limits) for r in racers}
@@ -102,6 +103,7 @@ def two_places_steps(settings: BenchSettings, tell: Tell) -> Generator[None, Non
     }  # fmt: skip
     keys = [point_key({**key, "round": number}) for number in range(settings.rounds)]
     rounds = [kept.get(k) for k in keys]
+    tell(sum(r is not None for r in rounds), len(rounds), "two_places: what is known")
     if any(r is None for r in rounds):
         with torch.inference_mode():
             decoder = Decoder(source.config, build_weights(plans["plain_1"], source))
