@@ -29,7 +29,7 @@ from workbench.widgets.spec_views import (
 from workbench.widgets.spec_views.head_training_live import drawing
 
 DATA = DataSettings(tokens=60, questions=4, making=Making(question=8, answer=16))
-WAIT = 120
+WAIT = 250
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,12 @@ def test_stopped_and_started_again_it_ends_with_the_same_bits(
 def test_what_it_learnt_is_shown_while_it_learns(target: Target, fresh: None) -> None:
     training = made(target)
     box, seen = training.live(), []
-    assert "not begun" in box._words.value and not box._go.disabled and box._stop.disabled
+    assert (
+        box._go.description == "start"
+        and "not begun" in box._words.value
+        and not box._go.disabled
+        and box._stop.disabled
+    )
     training.listen(lambda: seen.append(len(training.curve)))
     training.start().wait(WAIT)
     assert {0, 1, 2, 3} <= set(seen) and box._bar.value == 1.0
@@ -92,7 +97,7 @@ def test_the_buttons_stop_it_and_go_on(target: Target, fresh: None) -> None:
     assert at.wait(WAIT)
     box._stop.click()
     assert training.wait(WAIT).state == "stopped" and 0 < training.stops[0] < 400
-    assert not box._go.disabled and box._bar.bar_style == "warning"
+    assert not box._go.disabled and box._bar.bar_style == "warning" and box._go.description == "go on"
     (line,) = training.figure().layout.shapes if training.curve[-1]["step"] >= training.stops[0] else (None,)
     assert line is None or line.line.dash == "dot"
 

@@ -47,6 +47,7 @@ class Watching(w.VBox):  # type: ignore[misc]
         if said != self._words.value:
             self._words.value = said
         self._stop.disabled = t.state != "running"
+        self._go.description = "start" if t.state == "idle" else "go on"
         self._go.disabled = t.state in ("running", "done")
         picture = drawing([{n: float(v) for n, v in p.items()} for p in t.curve])
         if picture != self._curve.value:
@@ -69,22 +70,23 @@ def drawing(curve: Sequence[dict[str, float]]) -> str:
 
     def at(point: dict[str, float], name: str) -> str:
         x = _LEFT + (WIDTH - _LEFT - 70) * point["tokens"] / most
-        y = (HEIGHT - _BOTTOM) * (1 - point[name] / high) * 0.92 + 6
+        y = (HEIGHT - _BOTTOM - 16) * (1 - point[name] / high) + 16
         return f"{x:.1f},{y:.1f}"
 
     parts = [
         f'<line x1="{_LEFT}" x2="{WIDTH - 70}" y1="{HEIGHT - _BOTTOM}" y2="{HEIGHT - _BOTTOM}" '
         f'stroke="{ink}" stroke-opacity="0.4"/>',
-        _text(0, 14, f"{high:.0%}", ink),
-        _text(0, HEIGHT - _BOTTOM, "0 %", ink),
-        _text(_LEFT, HEIGHT - 4, f"{most:,.0f} predictions learnt from", ink),
+        _text(0, 20, f"{high:.0%}", ink),
+        _text(_LEFT, 10, "first k drafts all right, on held-out text", ink),
+        _text(0, HEIGHT - _BOTTOM, "0%", ink),
+        _text(_LEFT, HEIGHT - 4, f"0 … {most:,.0f} predictions learnt from", ink),
     ]
     for name, colour in zip(names, COLOURS, strict=False):
         line = " ".join(at(p, name) for p in curve)
         x, y = at(curve[-1], name).split(",")
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>']
-        parts.append(_text(float(x) + 7, float(y) + 4, f"{name[6:]}: {curve[-1][name]:.0%}", ink))
+        parts.append(_text(float(x) + 7, float(y) + 4, f"k = {name[6:]}: {curve[-1][name]:.0%}", ink))
     label = "first k drafts all right on held-out text: " + ", ".join(
         f"{n[6:]}: {curve[-1][n]:.0%}" for n in names
     )
