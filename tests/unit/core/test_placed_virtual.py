@@ -79,7 +79,7 @@ def test_a_benchmark_of_two_places_goes_on_where_it_was_stopped(
     assert all(found[f"c64:{n}"].value > 0 for n in run.plan["bench"]["contestants"])
     assert found["c64:swiftspec/inline_1"].of == "inline_1"
     assert {"c64:g_c", "c64:bound", "c64:mirror_sd:wasted", "c64:swiftspec:busy_draft"} <= set(found)
-    assert "source=cut,layers=2" in run.notes[1]
+    assert "the draft: source=" in run.notes[1]
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("what is known was measured again")
