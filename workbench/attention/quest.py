@@ -88,16 +88,25 @@ def best_pages(bounds: Tensor, count: int) -> Tensor:
 
 
 def attend_pages(
-    q: Tensor, k: Tensor, v: Tensor, pages: Tensor, hidden: Tensor, soft_cap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pages: Tensor,
+    hidden: Tensor,
+    soft_cap: float | None,
+    order: Tensor | None = None,
 ) -> Tensor:
     """Attention [Hkv, G, D] of a token's queries ``q`` [Hkv, G, D] over its heads' ``pages`` int64 [Hkv, c].
 
-    ``hidden`` bool [P]: slots of the last page that it does not see, NaN allowed. Products in the dtype of
-    ``q``; softmax in it or float32.
+    ``hidden`` bool [P]: slots of the last page, in ``order``, that it does not see, NaN allowed. Products in
+    the dtype of ``q``; softmax in it or float32.
     """
     at = torch.arange(len(pages), device=pages.device)[:, None]
     keys, values = (x[pages, at].to(q.dtype).flatten(1, 2) for x in (k, v))  # [Hkv, c * P, D]
     size = len(hidden)
+    if order is not None:
+        for x in (keys, values):
+            x[:, -size:] = x[:, -size:].index_select(1, order)
     values[:, -size:].masked_fill_(hidden[:, None], 0.0)
     s = q @ keys.transpose(1, 2)
     if soft_cap is not None:
@@ -109,11 +118,16 @@ def attend_pages(
 
 @dataclass(frozen=True)
 class SparseRow:
-    """A decoding row: its page ids in order, the last being its own, and what it does not see of that."""
+    """A decoding row: its page ids in order, the last being its own, and what it does not see of that.
+
+    ``order``: of a row in a draft tree, the slots of that page with its ancestors behind each other, as they
+    lie once they are accepted: so it has the bits of the row that follows them in a chain.
+    """
 
     row: int
     pages: Tensor
     hidden: Tensor
+    order: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -183,7 +197,9 @@ class QuestAttention:
                 low, high = (b.index_select(0, behind).to(dtype) for b in (bounds.low, bounds.high))
                 best = behind[best_pages(page_bounds(x, low, high), count)]
                 pages = torch.cat((best, row.pages[-1:].expand(shape.kv_heads, 1)), 1)
-                out[row.row] = attend_pages(x, k, v, pages, row.hidden, shape.soft_cap).reshape(q.shape[1:])
+                out[row.row] = attend_pages(x, k, v, pages, row.hidden, shape.soft_cap, row.order).reshape(
+                    q.shape[1:]
+                )
         return out.flatten(1)
 
     def nbytes(self) -> int:
@@ -208,10 +224,14 @@ class QuestAttention:
         slot = span.start - own * size
         out = []
         for i, lineage in enumerate(ancestors(span.parents, span.n_new)):
+            seen = [slot + int(n) for n in lineage.nonzero()[0]]
             hidden = torch.ones(size, dtype=torch.bool)
-            hidden[:slot] = False
-            hidden[slot : slot + span.n_new] = torch.from_numpy(~lineage)
-            out.append(SparseRow(first + i, pages, hidden.to(self._device)))
+            hidden[: slot + len(seen)] = False
+            order = None
+            if span.parents is not None:
+                others = sorted({*range(slot, size)} - {*seen})
+                order = torch.tensor([*range(slot), *seen, *others], device=self._device)
+            out.append(SparseRow(first + i, pages, hidden.to(self._device), order))
         return out
 
 
