@@ -139,8 +139,8 @@ def test_branches_of_another_process_change_nothing(made, plain, mirror_link, na
 def test_a_drafter_of_windows_that_dies_loses_no_token(made, plain) -> None:
     with start_drafter(MIRROR) as link:
         os.kill(link.pid, signal.SIGSTOP)
-        done, drafter = run_mirror(made, link, GREEDY, 0.02)  # waits in vain each time, and goes on
-        assert ids_of(done) == plain["greedy"] and drafter.waits > 0
+        done, drafter = run_mirror(made, link, GREEDY, 0.02)  # waits in vain once, and goes on
+        assert ids_of(done) == plain["greedy"] and drafter.waits == 1
         assert not any(step.draft or step.warnings for step in done.steps)
         os.kill(link.pid, signal.SIGKILL)
         psutil.wait_procs([psutil.Process(link.pid)], timeout=5)

@@ -1,8 +1,9 @@
 """The target's end of a drafter in a process of its own: lines of JSON on two pipes.
 
 Nothing here waits for the drafter unless it is asked to, and nothing raises into the engine: a drafter that
-was killed, hangs or talks nonsense is a link that is not alive, and decoding goes on without it. The process
-never outlives this one: it ends with its pipe (``process_inbox``), with :meth:`ProcessLink.close`, at exit.
+was killed or talks nonsense is a link that is not alive, one that hangs says nothing: decoding goes on. The
+process never outlives this one: it ends with its pipe (``process_inbox``), with :meth:`ProcessLink.close`, at
+exit.
 """
 
 from __future__ import annotations

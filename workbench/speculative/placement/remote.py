@@ -54,7 +54,8 @@ class Link(Protocol):
 class RemoteDrafter:
     """``budget`` nodes are verified at a time; ``patience``: seconds to wait where there is no node at all.
 
-    A sequence with at least one node never waits.
+    A sequence with at least one node never waits. A drafter that was waited for in vain is waited for again
+    only when something has come: one that hangs costs this once.
     """
 
     name = "swiftspec"
@@ -76,6 +77,7 @@ class RemoteDrafter:
         self._outcomes: deque[bool] = deque(maxlen=KEPT)
         self._numbers: Iterator[int] = itertools.count(1)
         self._told = False
+        self._silent = False  # it was waited for in vain, and not heard of since
 
     def begin(self, seq: int, tokens: Sequence[int]) -> None:
         """A stream of its own for each life of a sequence."""
@@ -136,13 +138,14 @@ class RemoteDrafter:
 
     def _wait(self, books: Sequence[TailBook]) -> None:
         """Until every stream has a node, or nobody is there, or patience ends."""
-        if not self._patience or not self._lacks(books) or not self._link.alive:
+        if not self._patience or self._silent or not self._lacks(books) or not self._link.alive:
             return
         self.waits += 1
         until = self._link.clock() + self._patience
         # What comes first may have been made for a root that is no more.
         while self._lacks(books) and self._link.alive and (left := until - self._link.clock()) > 0:
             if not self._receive(left):
+                self._silent = True
                 break
 
     def _lacks(self, books: Sequence[TailBook]) -> bool:
@@ -151,6 +154,7 @@ class RemoteDrafter:
     def _receive(self, wait: float) -> bool:
         """Take what has come; false where nothing has."""
         messages = self._link.poll(wait)
+        self._silent = self._silent and not messages
         for message in messages:
             if isinstance(message, TailStream):
                 book = self._by_stream.get(message.stream)
