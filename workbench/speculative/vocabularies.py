@@ -50,8 +50,11 @@ class Vocabularies:
     def translated(self, ids: Iterable[int]) -> list[int]:
         """The second model's ids for the target's: the same token, or else how it writes that token's text.
 
-        Tokens it cannot write (special ones, half a character) are left out.
+        Tokens it cannot write (special ones, half a character) are left out. Where both are the same, so are
+        ids: a row of the embedding that no text is written with may be drafted too.
         """
+        if self.relation == "same":
+            return list(ids)
         out: list[int] = []
         for i in ids:
             if i not in self._known:

@@ -170,6 +170,16 @@ def test_vocabularies_that_are_the_same_or_have_nothing_in_common():
     assert (True, b"<|im_end|>") in spellings(target) and (False, b"<|im_end|>") not in spellings(target)
 
 
+def test_rows_that_stand_for_no_text_are_the_same_rows_of_a_model_with_the_same_tokens():
+    """Embeddings are often padded, and at high temperatures such a row is drafted."""
+    padded = wrapped(backend("bytes"))
+    known = padded.vocab_size
+    padded.vocab_size += 8
+    words = Vocabularies.of(padded, padded)
+    assert words.relation == "same"
+    assert words.translated([known + 3, 5, known]) == [known + 3, 5, known]
+
+
 def test_text_is_told_in_the_targets_tokens():
     target, second = load_tokenizer("tiny"), wrapped(backend("bytes"))
     words = Vocabularies.of(target, second)
