@@ -94,6 +94,12 @@ class DrafterSettings:
             )
         for text in self.weights:
             check_weights(text)
+        names = [set_name(p) for p in dict.fromkeys(self.prompts)]
+        if twice := [n for n in names if names.count(n) > 1]:
+            raise OptionError(
+                f"Two sets of prompts are called {twice[0]!r}; their cells would be, too.",
+                hint="Give one of the files another name.",
+            )
         every = self._every()
         labels = [c.label for c in every]
         unknown = [c for c in self.cells if c not in labels]

@@ -121,6 +121,8 @@ def test_weights_and_numerics_are_measured_at_the_first_batch_size() -> None:
         "mixed_b1_pinned", "chat_b1_pinned",
     ]  # fmt: skip
     assert [c.label for c in replace(settings, cells=("chat_b8",)).chosen()] == ["chat_b8"]
+    with pytest.raises(OptionError, match="Two sets of prompts are called 'chat'"):
+        replace(settings, prompts=("chat", "elsewhere/chat.jsonl")).chosen()
     assert from_dict(json.loads(json.dumps(to_dict(settings)))) == settings
 
 
