@@ -69,7 +69,7 @@ def distilled_decoder(
         gain = reader.gain(FINAL, config.hidden_size)
     except (MissingTensor, WrongShape) as error:
         raise HeadMismatch(
-            f"The draft model {head.path} does not fit its target: {error}", hint="Train it again."
+            f"The draft model {head.path} does not fit its target: {error.message}", hint="Train it again."
         ) from None
     ids = drafted_ids(HeadTensors(tensors, str(head.path), weights), vocab, target)
     return Decoder(config, head_weights(target, layers, gain, ids, pack)), ids

@@ -219,7 +219,7 @@ def _second(config: Config, context: Any) -> SecondModel:
     try:
         resolve(config.model)
     except ModelNotFound as error:
-        raise OptionError(f"draft_model.model: {error}", hint=error.hint) from None
+        raise OptionError(f"draft_model.model: {error.message}", hint=error.hint) from None
     return SecondModel(config, context.model)
 
 
