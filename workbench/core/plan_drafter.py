@@ -27,9 +27,11 @@ def drafter_conflicts(configs: Mapping[str, Any], context: BindContext) -> list[
             continue
         try:
             drafter = technique.bind(config, context)
-            chain = drafter if "fixed_chain" in technique.spec.provides else None
-            if placed is not None and isinstance(chain, ChainDrafter) and chain.chain_obstacle:
-                out.append(Conflict(placed, technique_id, "shape of drafts", chain.chain_obstacle))
+            if placed is not None and "fixed_chain" in technique.spec.provides:
+                whole = "Draft with layers of the model itself: a second model is no part of the program."
+                remedy = drafter.chain_obstacle if isinstance(drafter, ChainDrafter) else whole
+                if remedy:
+                    out.append(Conflict(placed, technique_id, "shape of drafts", remedy))
         except OptionError as err:
             out.append(Conflict(technique_id, "model", "layers", str(err)))
         except (MissingHead, HeadMismatch) as err:

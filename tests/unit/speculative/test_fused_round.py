@@ -321,6 +321,7 @@ def test_logits_that_are_not_finite_end_their_request_alone(lab):
     [
         (("eagle3:width=4",), "width"),
         (("eagle3:confidence=0.3",), "confidence"),
+        (("draft_model:model=tiny-mtp",), "second model"),
         (("ngram",), "chains of one length"),
         (("eagle3", "kv_int8"), "KV format"),
         (("eagle3", "paged", "snapkv"), "KV selection"),
