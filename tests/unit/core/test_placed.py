@@ -59,6 +59,18 @@ def test_one_process_follows_the_recipe_and_ends_with_the_session() -> None:
     assert not drafters()
 
 
+@pytest.mark.parametrize("use", ["swiftspec:layers=3", "mirror_sd:layers=3,delay=7"])
+def test_a_seeded_run_that_matches_samples_says_what_the_plain_run_says(use: str) -> None:
+    """Rule R4 with noise of seed and position, whenever the messages of another process arrive."""
+    asked = {**ASKED, "temperature": 0.8, "seed": 3}
+    with Session("tiny", limits=LIMITS, dtype="float64", numerics="pinned") as session:
+        plain = session.generate(TEXT, **asked)
+        session.apply(Recipe.of(use, "verify:rule=r4")).result(timeout=120)
+        drafted = session.generate(TEXT, **asked)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.acceptance is not None and drafted.acceptance["drafted"] > 0
+
+
 def test_the_last_core_is_left_to_the_drafter_where_there_are_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
