@@ -55,7 +55,14 @@ class HeadFile:
             raise HeadMismatch(
                 f"The head {self.path} cannot be read: {error}.", hint="Train it again."
             ) from None
-        if not all(bool(t.isfinite().all()) for t in found.values() if t.is_floating_point()):
+        try:
+            finite = all(bool(t.isfinite().all()) for t in found.values() if t.is_floating_point())
+        except NotImplementedError as error:  # of eight bits or fewer
+            raise HeadMismatch(
+                f"The head {self.path} holds numbers of a kind that none has: {error}.",
+                hint="Train it again.",
+            ) from None
+        if not finite:
             raise HeadMismatch(
                 f"The head {self.path} holds numbers that are not finite.", hint="Train it again."
             )

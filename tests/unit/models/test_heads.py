@@ -84,6 +84,13 @@ def test_numbers_that_are_none_are_refused(places):
         read_head(path).tensors()
 
 
+def test_numbers_of_eight_bits_are_refused(places):
+    path = places[0] / "m" / "medusa.safetensors"
+    write_head(path, "medusa", "f", {}, {"w": torch.zeros(3, dtype=torch.uint8).view(torch.float8_e4m3fn)})
+    with pytest.raises(HeadMismatch, match="a kind that none has"):
+        read_head(path).tensors()
+
+
 def test_a_place_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):

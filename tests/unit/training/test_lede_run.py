@@ -200,13 +200,15 @@ def test_a_model_that_nothing_was_learnt_for_says_how_to_learn_it(made, target):
         find("tiny", "0" * 64, 5)
 
 
-@pytest.mark.parametrize("broken", ["no ways", "a shape", "an exit", "a guard", "too few layers"])
+@pytest.mark.parametrize("broken", ["no ways", "a shape", "a bias", "an exit", "a guard", "too few layers"])
 def test_spd_10_a_file_that_does_not_fit_is_refused(made, cache, broken):
     facts, tensors, layers = json.loads(json.dumps(dict(made.facts))), made.tensors(), 5
     if broken == "no ways":
         del facts["ways"]["sampled"]
     elif broken == "a shape":
         tensors["greedy.weight0"] = torch.zeros(8, 3)
+    elif broken == "a bias":
+        tensors["sampled.bias0"] = torch.zeros(3)
     elif broken == "an exit":
         facts["ways"]["greedy"]["exits"] = [5]
     elif broken == "a guard":

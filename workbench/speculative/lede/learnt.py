@@ -72,7 +72,7 @@ def read(file: HeadFile, layers: int) -> Learnt:
         for kind in KINDS:
             facts = file.facts["ways"][kind]
             net = [(tensors[f"{kind}.weight{i}"], tensors[f"{kind}.bias{i}"]) for i in range(facts["depth"])]
-            _check([weight for weight, _ in net])
+            _check(net)
             guard = {name: tuple(map(float, facts["guard"][name])) for name in ("learnt", "fixed")}
             ways[kind] = Way(
                 Values([(w.float().numpy(), b.float().numpy()) for w, b in net]),
@@ -83,7 +83,7 @@ def read(file: HeadFile, layers: int) -> Learnt:
             )
             if not 0 <= ways[kind].fixed[0] < layers:
                 raise ValueError(f"it leaves behind layer {ways[kind].fixed[0]}")
-    except (KeyError, IndexError, TypeError, ValueError, OptionError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError, OptionError) as error:
         raise HeadMismatch(
             f"{file.path} holds no exits and lengths for a model of {layers} layers: {error}.",
             hint=f"Learn them again: 'workbench train {KIND}'",
@@ -110,9 +110,12 @@ def write(path: Path, fingerprint: str, learnt: Learnt, facts: Mapping[str, Any]
     write_head(path, KIND, fingerprint, {**facts, "ways": ways}, tensors)
 
 
-def _check(weights: list[torch.Tensor]) -> None:
+def _check(net: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Raise :class:`ValueError` for layers that do not follow from a state to the worth of two actions."""
-    sizes = [tuple(w.shape) for w in weights]
+    sizes = [tuple(weight.shape) for weight, _ in net]
     ends = [FEATURES, *(out for out, _ in sizes)]
     if not sizes or ends[-1] != 2 or [into for _, into in sizes] != ends[:-1]:
         raise ValueError(f"its network has layers of {sizes}")
+    biases = [tuple(bias.shape) for _, bias in net]
+    if biases != [(out,) for out, _ in sizes]:
+        raise ValueError(f"its network has layers of {sizes} with biases of {biases}")

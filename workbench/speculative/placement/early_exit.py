@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workbench.models.decoder import Decoder
 from workbench.models.norms import fast_norm
-from workbench.spec.errors import OptionError
+from workbench.spec.errors import HeadMismatch, OptionError
 from workbench.speculative.draft_model import cut_out
 from workbench.speculative.placement.branches import Path
 from workbench.speculative.placement.tree_kv import TreeKV
@@ -34,9 +34,17 @@ Leave = Callable[[Tensor], Tensor]
 
 
 def adapted(leave: Leave, adapter: ExitAdapter | None, decoder: Decoder) -> Leave:
-    """The last norm ``leave`` with an adapter before it, in the decoder's precision."""
+    """The last norm ``leave`` with an adapter before it, in the decoder's precision.
+
+    Raises :class:`HeadMismatch` for an adapter of another width.
+    """
     if adapter is None:
         return leave
+    if adapter.matrix.shape != (decoder.config.hidden_size,) * 2:
+        raise HeadMismatch(
+            f"The exit adapter is {len(adapter.matrix)} wide, and the model {decoder.config.hidden_size}.",
+            hint="Train it again: 'workbench train exit_adapter'",
+        )
     dtype = decoder.weights.residual_dtype
     norm, matrix = fast_norm(adapter.gain.to(dtype), decoder.config.norm_eps), adapter.matrix.to(dtype).T
     return lambda stream: leave(stream + norm(stream) @ matrix)

@@ -11,7 +11,7 @@ import torch
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
-from workbench.spec.errors import OptionError
+from workbench.spec.errors import HeadMismatch, OptionError
 from workbench.speculative.draft_model import cut_out
 from workbench.speculative.placement.early_exit import ExitAdapter, ExitDecoder, ExitProxy
 from workbench.speculative.placement.mirror import MirrorDrafter
@@ -66,6 +66,12 @@ def test_a_proxy_ranks_as_if_it_had_computed_all_afresh(lab: ModuleType) -> None
     assert ExitProxy(bare, 61)([1, 2, 3], ()) != ExitProxy(adapted, 61)([1, 2, 3], ())
     nothing = ExitAdapter(torch.ones(size), torch.zeros(size, size))
     assert ExitProxy(bare, 61)([1, 2, 3], ()) == ExitProxy(ExitDecoder(target, 1, nothing), 61)([1, 2, 3], ())
+
+
+def test_an_adapter_of_another_width_is_refused(lab: ModuleType) -> None:
+    target = lab.make_engine("paged").executor.decoder
+    with pytest.raises(HeadMismatch, match="8 wide"):
+        ExitDecoder(target, 1, ExitAdapter(torch.ones(8), torch.zeros(8, 8)))
 
 
 @pytest.mark.parametrize("layers", [0, 3])
