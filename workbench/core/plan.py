@@ -49,7 +49,7 @@ _NEEDS = {
     "drafter": "without drafts there is nothing to verify or to control",
     "fixed_chain": "a program of fixed shapes needs chains of one length",
 }
-_FEW = 2  # providers of a need that a remedy names
+_FEW = 3  # providers of a need that a remedy names
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,8 @@ def _switch_on(need: str, title: str) -> str:
     providers = [t.spec.title for t in catalog.all_techniques() if need in t.spec.provides]
     if not providers:
         return f"{title} needs {need}."
-    what = " or ".join(providers) if len(providers) <= _FEW else f"a {need}"
+    first = ", ".join(providers[:-1])
+    what = " or ".join(p for p in (first, providers[-1]) if p) if len(providers) <= _FEW else f"a {need}"
     return f"Switch on {what}: {_NEEDS.get(need, f'{title} needs it')}."
 
 

@@ -64,10 +64,14 @@ def test_all_conflicts_are_told_at_once(facts):
 
 def test_remedies_name_what_to_switch_on_as_it_is_titled(facts):
     found = {c.resource: c.remedy for c in conflicts(facts, "kvtc")}
-    titles = {i: catalog.get(i).spec.title for i in ("paged", "prefix_cache", "radix_cache")}
+    named = ("paged", "prefix_cache", "radix_cache", "draft_model", "mtp", "eagle3")
+    titles = {i: catalog.get(i).spec.title for i in named}
     assert found["paged"].startswith(f"Switch on {titles['paged']}: ")
     assert found["prefix_cache"].startswith(
         f"Switch on {titles['prefix_cache']} or {titles['radix_cache']}: "
+    )
+    assert conflicts(facts, "fused_round")[0].remedy.startswith(
+        f"Switch on {titles['draft_model']}, {titles['mtp']} or {titles['eagle3']}: "
     )
     assert conflicts(facts, "verify")[0].remedy.startswith("Switch on a drafter: ")
 
