@@ -18,7 +18,7 @@ from workbench.engine.processing import best, law, leaders, logprobs, not_finite
 from workbench.engine.sampling import PositionNoise, check_alive, row_masks, row_paths
 from workbench.engine.seams import LogitsMask, SpanPlan
 from workbench.engine.sequence import Sequence
-from workbench.spec.errors import MaskError, RequestError
+from workbench.spec.errors import MaskError, OptionError, RequestError
 from workbench.spec.events import TokenInfo, TokenSource
 
 Work = tuple[Sequence, SpanPlan, DraftTree | None]
@@ -55,6 +55,8 @@ class Chooser:
                 out.append(self._span(seq, span, tree, logits[rows], chosen[rows], all(finite[rows]), step))
             except RequestError as err:
                 out.append(err)
+            except OptionError as err:  # a rule that cannot judge this draft: others of the step may be fine
+                out.append(RequestError(err.message, hint=err.hint))
             clock("verify" if tree is not None else "sample")
         return out
 

@@ -223,3 +223,14 @@ def test_drafting_contexts_of_ngram_suit_the_rules():
     drafter.begin(1, [1, 2, 1])
     (tree,) = drafter.propose([DraftContext(1, [1, 2, 1], 8, False)])
     assert tree is not None and tree.q is None and verify.bind(verify.Config()).rule_for(tree) == "r3"
+
+
+def test_a_rule_that_cannot_judge_a_sampled_draft_ends_that_request_alone(lab):
+    prompts = lab.prompts_of(2, seed=1, low=6, high=12)
+    params = [SamplingParams(max_tokens=8, ignore_eos=True, temperature=t) for t in (0.0, 1.0)]
+    plain = lab.run_engine(lab.make_engine("paged"), prompts[:1], params=params[:1])
+    ran = lab.run_engine(lab.make_engine("paged", "layerskip", "verify:rule=r3"), prompts, params=params)
+    assert ran.ids("r0") == plain.ids("r0") and ran.finish("r0") == "length"
+    assert ran.finish("r1") == "error"
+    (error,) = [e.error for e in ran.events if e.error]
+    assert "layerskip samples its drafts" in error["message"] and "r4" in error["hint"]
