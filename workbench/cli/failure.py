@@ -26,7 +26,6 @@ def describe(error: Exception) -> tuple[dict[str, Any], int]:
         if isinstance(error, PlanError):
             conflicts = [c for c in error.conflicts if isinstance(c, Conflict)]
             data["conflicts"] = [c.to_dict() for c in conflicts]
-            data["hint"] = error.hint or " ".join(dict.fromkeys(c.remedy for c in conflicts))
         return data, error.exit_code
     if hasattr(error, "format_message"):  # a usage error of the command-line library
         return {"error": "UsageError", "message": error.format_message(), "hint": usage_hint(error)}, USAGE

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from workbench.core.benchmark import BenchSettings, Tell, run_benchmark
 from workbench.models.progress import Cancel
 from workbench.spec import errors
-from workbench.spec.errors import Cancelled, JobFailed, WorkbenchError
+from workbench.spec.errors import Cancelled, JobFailed, PlanError, WorkbenchError
 from workbench.spec.recipe import Recipe
 from workbench.spec.run import Run
 
@@ -163,7 +163,7 @@ def _error(message: Mapping[str, str]) -> WorkbenchError:
     plain = (
         isinstance(kind, type)
         and issubclass(kind, WorkbenchError)
-        and kind.__init__ is WorkbenchError.__init__
+        and kind.__init__ in (WorkbenchError.__init__, PlanError.__init__)
     )
     made: WorkbenchError = (kind if plain else WorkbenchError)(
         message["message"], hint=message.get("hint", "")

@@ -91,7 +91,7 @@ def find_head(model: str | Path, kind: str, fingerprint: str) -> HeadFile:
     """
     others = []
     for path in places(model, kind):
-        if not path.is_file():
+        if not _is_there(path):
             continue
         found = read_head(path)
         if found.kind == kind and fingerprint in ("", found.fingerprint):
@@ -105,6 +105,15 @@ def find_head(model: str | Path, kind: str, fingerprint: str) -> HeadFile:
             hint=remedy,
         )
     raise MissingHead(f"There is no {kind} head for {target_name(model)}.", hint=remedy)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:  # its folder may not be looked into
+        raise HeadMismatch(
+            f"{path} cannot be looked for: {error.strerror}.", hint="Let yourself read its folder."
+        ) from None
 
 
 def read_head(path: Path) -> HeadFile:

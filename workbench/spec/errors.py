@@ -59,6 +59,11 @@ class PlanError(WorkbenchError):
         super().__init__(message, hint=hint)
         self.conflicts = conflicts
 
+    def to_dict(self) -> dict[str, str]:
+        """As every error's, with the ways out of the conflicts where no other is named."""
+        remedies = dict.fromkeys(str(getattr(c, "remedy", "")) for c in self.conflicts)
+        return {**super().to_dict(), "hint": self.hint or " ".join(filter(None, remedies))}
+
 
 class MissingExtra(WorkbenchError):
     """An optional dependency is not installed; ``hint`` is the install line."""

@@ -14,6 +14,7 @@ import torch
 from workbench.core.benchmark import BENCHES, BenchSettings, benchmark_steps, run_benchmark
 from workbench.core.benchmark_engine import Decode, IdlePages, SharedPrefix, random_prompts
 from workbench.core.benchmark_process import (
+    _error,
     bench_environment,
     benchmark_in_fresh_process,
     settings_from_dict,
@@ -22,6 +23,7 @@ from workbench.core.benchmark_process import (
 from workbench.core.benchmark_timing import Stopwatch, Turn, interleave, timing_metrics
 from workbench.records.runfile import dumps, loads
 from workbench.spec.errors import Cancelled, ModelNotFound, OptionError, PlanError
+from workbench.spec.plan import Conflict
 from workbench.spec.recipe import Recipe
 
 TINY = {"context": 20, "tokens": 3, "batch": 2, "suffix": 4}
@@ -247,6 +249,14 @@ def test_a_fresh_process_gives_the_run_of_the_bench_profile(model_folder: Callab
     run = benchmark_in_fresh_process(settings, threads=1, tell=lambda done, total, text: told.append(text))
     assert run.provenance is not None and run.provenance.profile == "bench" and told
     assert run.provenance.environment["OMP_WAIT_POLICY"] == "active" and run.provenance.threads == 1
+
+
+def test_a_recipe_that_does_not_fit_says_the_same_from_another_process() -> None:
+    conflicts = (Conflict("a", "b", "slot", "Switch off one of the two."),) * 2
+    error = PlanError("They do not fit.", conflicts=conflicts)
+    again = _error(error.to_dict())
+    assert isinstance(again, PlanError) and again.exit_code == error.exit_code
+    assert (again.message, again.hint) == ("They do not fit.", "Switch off one of the two.")
 
 
 def test_its_errors_come_back_typed_and_it_can_be_cancelled(model_folder: Callable[[str], Path]) -> None:

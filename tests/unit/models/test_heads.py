@@ -95,3 +95,12 @@ def test_a_place_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
         write_head(tmp_path / "file" / "m.safetensors", "medusa", "f", {}, ONE)
+
+
+def test_a_place_that_may_not_be_looked_into_says_so(places, monkeypatch):
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    with pytest.raises(HeadMismatch, match="cannot be looked for: Permission denied"):
+        find_head("m", "medusa", "f")

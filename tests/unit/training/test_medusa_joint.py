@@ -12,7 +12,7 @@ from workbench.core.session import Session
 from workbench.models.heads import find_head
 from workbench.models.registry import open_source
 from workbench.models.tokenizer import load_tokenizer
-from workbench.spec.errors import OptionError
+from workbench.spec.errors import OptionError, StorageError
 from workbench.spec.recipe import Recipe
 from workbench.training.heads.conversations import Making
 from workbench.training.heads.medusa import MedusaHeads
@@ -109,6 +109,14 @@ def test_the_model_is_held_still_while_heads_warm_up_and_then_moves_slowly(lab, 
 def test_shares_are_shares(name):
     with pytest.raises(OptionError, match=name):
         JointShape(**{name: 1.5})
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_trained(target, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        train_joint("m", tmp_path / "file" / "model", DATA, SHAPE, target=target)
+    with pytest.raises(OptionError, match="there already"):
+        train_joint("m", tmp_path, DATA, SHAPE, target=target)
 
 
 def test_the_command_says_that_the_target_changed(model_folder, cache, tmp_path, capsys):

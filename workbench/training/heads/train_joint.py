@@ -10,6 +10,7 @@ things than the model it was made of: the facts of the head say how far the two 
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from workbench.models.folder import read_json
 from workbench.models.heads import HeadFile
 from workbench.models.progress import Cancel, Progress, part, report
 from workbench.models.registry import resolve
-from workbench.spec.errors import OptionError
+from workbench.spec.errors import OptionError, StorageError
 from workbench.training.heads.capture import capture
 from workbench.training.heads.medusa import MedusaHeads, vocabulary_matrix
 from workbench.training.heads.medusa2 import Joint, JointLoss, JointShape
@@ -52,15 +53,28 @@ def train_joint(
 ) -> tuple[Path, HeadFile]:
     """Train a copy of a model with Medusa heads; gives the new model's ``folder`` and its head.
 
-    Raises :class:`OptionError` when the folder is there already, :class:`ModelError` s,
-    :class:`TrainingError` and ``Cancelled``.
+    Raises :class:`OptionError` when the folder is there already, :class:`StorageError` when it cannot be
+    made, :class:`ModelError` s, :class:`TrainingError` and ``Cancelled``.
     """
-    if folder.exists():
-        raise OptionError(f"{folder} is there already.", hint="Name a folder that is not.")
+    _require_room(folder)
     data, shape, schedule = data or DataSettings(), shape or JointShape(), schedule or Schedule(lr=1e-3)
     with shards_of(model, data, target, progress, cancel) as shards:
         run = Run(model, "joint", shards, shape, schedule)
         return _train(run, folder, shape, prompts, progress, cancel)
+
+
+def _require_room(folder: Path) -> None:
+    """That a folder can be made, before hours are spent on what goes into it."""
+    if folder.exists():
+        raise OptionError(f"{folder} is there already.", hint="Name a folder that is not.")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent):
+            pass
+    except OSError as error:
+        raise StorageError(
+            f"The model cannot be written to {folder}: {error.strerror}.", hint="Name another folder."
+        ) from None
 
 
 def _train(
