@@ -8,9 +8,11 @@ import signal
 
 import psutil
 import pytest
+import torch
 
 from workbench.core.placed import last_core
 from workbench.core.session import Session
+from workbench.spec.errors import PlanError
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
 
@@ -69,6 +71,13 @@ def test_a_seeded_run_that_matches_samples_says_what_the_plain_run_says(use: str
         drafted = session.generate(TEXT, **asked)
         assert drafted.token_ids == plain.token_ids
         assert drafted.acceptance is not None and drafted.acceptance["drafted"] > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("use", ["swiftspec:layers=3,device=cuda", "mirror_sd:layers=3,device=cuda"])
+def test_a_device_that_is_not_there_is_refused_by_the_plan(use: str) -> None:
+    with pytest.raises(PlanError, match="device = cuda: there is none"):
+        Session("tiny", limits=LIMITS, recipe=Recipe.of(use))
 
 
 def test_the_last_core_is_left_to_the_drafter_where_there_are_several(

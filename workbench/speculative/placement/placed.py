@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import torch
+
 from workbench.models.decoder import Decoder
 from workbench.models.heads import HeadFile
 from workbench.models.plain import plain_pack
@@ -82,8 +84,8 @@ class Place:
 def place_of(owner: str, config: Any, context: Any, how: Growth | Windows) -> Place:
     """The place that a technique's options (:class:`PlaceOptions`) ask for.
 
-    Raises :class:`OptionError` for as many layers as the target has, and where distilled layers are insisted
-    on :class:`MissingHead` or :class:`HeadMismatch`.
+    Raises :class:`OptionError` for as many layers as the target has and a device that is not there, and where
+    distilled layers are insisted on :class:`MissingHead` or :class:`HeadMismatch`.
     """
     target = context.config.num_layers
     if config.layers >= target or target < 2:
@@ -91,6 +93,8 @@ def place_of(owner: str, config: Any, context: Any, how: Growth | Windows) -> Pl
             f"{owner}.layers = {config.layers} is too many: the target has {target}.",
             hint=f"Choose {target - 1} at most." if target > 1 else "Choose another drafter.",
         )
+    if config.place == "process" and config.device != "cpu" and not torch.cuda.is_available():
+        raise OptionError(f"{owner}.device = {config.device}: there is none.", hint="Set it to cpu.")
     head = distilled_head(owner, config.source, config.layers, context)
     return Place(
         layers_kept(target, config.layers),
