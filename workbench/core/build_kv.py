@@ -13,7 +13,14 @@ from workbench.core.at_rest import at_rest_codec
 from workbench.core.bound import attention_op, bound
 from workbench.core.build_weights import weights_key
 from workbench.core.kv_calibration import kv_ranges
-from workbench.core.kv_groups import group_pages, kv_geometries, kv_groups, kv_pools, kv_selector
+from workbench.core.kv_groups import (
+    drafter_layers,
+    group_pages,
+    kv_geometries,
+    kv_groups,
+    kv_pools,
+    kv_selector,
+)
 from workbench.core.room import require_pool
 from workbench.core.xquant_calibration import sharing_harm
 from workbench.engine.at_rest import AtRest, ColdCodec
@@ -35,12 +42,16 @@ from workbench.spec.plan import Plan
 from workbench.spec.recipe import Recipe
 
 
-def kv_key(plan: Plan) -> tuple[object, ...]:
-    """What the KV cache depends on: two plans with equal keys can share one, cached pages included."""
+def kv_key(plan: Plan, config: ModelConfig) -> tuple[object, ...]:
+    """What the KV cache depends on: two plans with equal keys can share one, cached pages included.
+
+    A drafter's layers are counted: a head of another size may have been trained since.
+    """
     seams = ("pages", "prefix", "kv_codec", "kv_selector", "kv_storage", "attention", "kernels")
     uses = tuple(u for u in plan.recipe if catalog.get(u.id).spec.seam in seams)
     drafters = tuple(u for u in plan.recipe if catalog.get(u.id).spec.keeps_kv)
-    return weights_key(plan), Recipe(uses).key, plan.page_size, plan.limits, Recipe(drafters).key
+    drafting = Recipe(drafters).key, drafter_layers(plan, config)
+    return weights_key(plan), Recipe(uses).key, plan.page_size, plan.limits, *drafting
 
 
 def require_memory(plan: Plan, config: ModelConfig) -> None:

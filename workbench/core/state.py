@@ -57,7 +57,7 @@ class EngineState:
             self.plan = plan
             return
         decoder = self.decoder(plan, progress, cancel)
-        key = kv_key(plan)
+        key = kv_key(plan, self.source.config)
         if self._kv is not None and self._kv[0] == key:
             kv = self._kv[1]
         else:
