@@ -89,7 +89,7 @@ class RemoteDrafter:
         """The likeliest subtree of each stream, of what has come until now."""
         self._receive(0.0)
         books = [self.books[c.seq] for c in contexts]
-        self._wait(books)
+        self._wait([b for b, c in zip(books, contexts, strict=True) if c.room > 0])
         trees = [
             b.draft(min(self.max_draft, c.room), self.name) for b, c in zip(books, contexts, strict=True)
         ]
