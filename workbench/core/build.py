@@ -6,6 +6,7 @@ reuses the decoder of the weight set that stays, so a toggle never recompiles or
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def build_engine(
         boundaries=_boundaries(plan, codec, op),
     )
     drafter, selector = bound(plan, "drafter", config), selector or kv_selector(plan, config)
-    attach_target(drafter, decoder)
+    attach_target(drafter, decoder, partial(head_pack, plan))
     control = bound(plan, "control", config)
     if isinstance(drafter, ExitDrafter) and isinstance(control, ExitControl):
         drafter.steer(control)

@@ -1,11 +1,14 @@
-"""A drafter that computes with parts of the model it drafts for."""
+"""A drafter that computes with parts of the model it drafts for, or with a model of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from workbench.engine.draft_seams import Drafter
+from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
+from workbench.models.weightset import Pack
 
 
 @runtime_checkable
@@ -20,7 +23,21 @@ class TargetDrafter(Drafter, Protocol):
         ...
 
 
-def attach_target(drafter: Drafter | None, target: Decoder) -> None:
-    """Give a drafter its target, if it is one that needs it."""
+@runtime_checkable
+class ModelOfItsOwn(Drafter, Protocol):
+    """A drafter that loads a whole model when it is given its target; ``bits`` per weight."""
+
+    bits: int
+
+    def pack_with(self, pack: Callable[[ModelConfig], Pack]) -> None:
+        """How weights of a model of that configuration are held."""
+        ...
+
+
+def attach_target(drafter: Drafter | None, target: Decoder, pack: Callable[[ModelConfig, int], Pack]) -> None:
+    """Give a drafter its target, if it is one that needs it; ``pack`` holds weights in so many bits."""
+    if isinstance(drafter, ModelOfItsOwn):
+        bits = drafter.bits
+        drafter.pack_with(lambda config: pack(config, bits))
     if isinstance(drafter, TargetDrafter):
         drafter.attach_target(target)

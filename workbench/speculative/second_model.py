@@ -7,19 +7,18 @@ target's tokenizer cuts that into a draft, judged as any copied text is (:mod:`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from workbench.engine.draft_seams import DraftContext, DraftTree
-from workbench.models.compiled import compiled_pack, is_compiled, kernels
+from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
-from workbench.models.plain import plain_pack
 from workbench.models.registry import open_source
 from workbench.models.tokenizer import load_tokenizer
-from workbench.models.weightset import build_weight_set
+from workbench.models.weightset import Pack, build_weight_set
 from workbench.spec.errors import InvariantError, OptionError
 from workbench.speculative.drafted_chain import ChainOptions, draft_chains
 from workbench.speculative.own_kv import OwnKV
@@ -29,11 +28,17 @@ NAME = "draft_model"
 
 
 class SecondOptions(ChainOptions, Protocol):
-    """``model``: its name or folder; ``across``: what it drafts where it has another vocabulary."""
+    """``model``: its name or folder; ``bits`` per weight; ``across``: what it drafts where it has another
+    vocabulary."""
 
     @property
     def model(self) -> str:
         """A name of the registry, or a folder."""
+        ...
+
+    @property
+    def bits(self) -> int:
+        """16, 8 or 4."""
         ...
 
     @property
@@ -42,17 +47,11 @@ class SecondOptions(ChainOptions, Protocol):
         ...
 
 
-def opened(model: str, target: Decoder) -> Decoder:
-    """The model, in the target's dtype, numerics, place and kernels."""
+def opened(model: str, target: Decoder, pack: Callable[[ModelConfig], Pack]) -> Decoder:
+    """The model, in the target's dtype, numerics and place."""
     source, like = open_source(model), target.weights
-    activation = source.config.activation
-    if is_compiled(like, target.config):
-        pack = compiled_pack(kernels(), activation)
-    else:
-        pack = plain_pack(like.dtype, like.numerics, like.device, activation=activation)
-    return Decoder(
-        source.config, build_weight_set(source, pack, like.dtype, like.numerics, device=like.device)
-    )
+    held = build_weight_set(source, pack(source.config), like.dtype, like.numerics, device=like.device)
+    return Decoder(source.config, held)
 
 
 class SecondModel:
@@ -60,11 +59,12 @@ class SecondModel:
 
     name = NAME
     kv_layers = 0  # in the target's pages
-    bits = 16
 
     def __init__(self, config: SecondOptions, target_model: str) -> None:
         self.config = config
         self.max_draft = config.k
+        self.bits = config.bits
+        self._pack: Callable[[ModelConfig], Pack] | None = None
         self._target_model = target_model
         self._kv: OwnKV | None = None
         self._words: Vocabularies | None = None
@@ -72,6 +72,10 @@ class SecondModel:
         self._places = torch.empty(0)
         self._text = False
         self._contexts: dict[int, list[int]] = {}
+
+    def pack_with(self, pack: Callable[[ModelConfig], Pack]) -> None:
+        """How its weights are held."""
+        self._pack = pack
 
     def attach_target(self, target: Decoder) -> None:
         """Load it. Raises :class:`ModelError` s, and :class:`OptionError` where the two share no token."""
@@ -86,7 +90,9 @@ class SecondModel:
             device = target.weights.device
             self._ids, self._places = words.shared.to(device), words.places.to(device)
         self._words = words
-        self._kv = OwnKV(opened(self.config.model, target))
+        if self._pack is None:
+            raise InvariantError(f"{NAME} does not know how weights are held.")
+        self._kv = OwnKV(opened(self.config.model, target, self._pack))
 
     @property
     def shared(self) -> int | None:

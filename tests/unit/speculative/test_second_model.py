@@ -117,7 +117,7 @@ def drafting(lab, monkeypatch):
     module = "workbench.speculative.second_model"
     second = lab.make_engine("paged", family="qwen3").executor.decoder
     monkeypatch.setattr(f"{module}.load_tokenizer", lambda model: load_tokenizer("tiny"))
-    monkeypatch.setattr(f"{module}.opened", lambda model, target: second)
+    monkeypatch.setattr(f"{module}.opened", lambda model, target, pack: second)
     return lab.make_engine("paged", "draft_model:model=tiny,k=3", page_size=4)
 
 
@@ -217,7 +217,6 @@ def test_the_law_of_the_output_is_the_targets_though_drafts_are_of_shared_tokens
         ("model=no-such-model", "no model 'no-such-model'"),
         ("model=tiny,layers=1", "layers is for layers of the model itself"),
         ("model=tiny,source=trained", "source is for layers"),
-        ("model=tiny,bits=8", "bits is for layers"),
     ],
 )
 def test_what_cannot_be_is_a_conflict(options, says, lab):
@@ -227,7 +226,7 @@ def test_what_cannot_be_is_a_conflict(options, says, lab):
 
 def test_a_draft_model_without_a_shared_token_is_refused_with_the_way_out(other, session, model_folder):
     drafter = SecondModel(
-        type("Options", (), {"model": str(other("words")), "across": "shared", "k": 2}),
+        type("Options", (), {"model": str(other("words")), "across": "shared", "k": 2, "bits": 16}),
         str(model_folder("llama")),
     )
     with pytest.raises(OptionError, match="shares no token") as refused:
@@ -243,3 +242,26 @@ def test_it_stops_where_its_own_context_ends(lab, drafting, monkeypatch):
     ran = lab.run_engine(drafting, prompt, max_tokens=20, ignore_eos=True)
     counts = [len(step.drafts) for step in ran.steps]
     assert len(ran.ids()) == 20 and 1 in counts and counts[-1] == 0
+
+
+def test_the_target_in_fewer_bits_drafts_for_itself():
+    """A quantized self is nearly always right."""
+    rate = {}
+    with Session("tiny", dtype="float64", numerics="pinned") as session:
+        plain = [session.generate(p, max_tokens=24) for p in PROMPTS]
+        for bits in (16, 8, 4):
+            session.apply(Recipe.of("paged", f"draft_model:model=tiny,bits={bits}")).result(timeout=60)
+            runs = [session.generate(p, max_tokens=24) for p in PROMPTS]
+            assert [r.token_ids for r in runs] == [r.token_ids for r in plain]
+            drafted = sum(r.acceptance["drafted"] for r in runs)
+            rate[bits] = sum(r.acceptance["accepted"] for r in runs) / drafted
+    assert rate[16] == 1 >= rate[8] >= rate[4] > 0.3
+
+
+def test_weights_of_a_second_model_count_as_they_are_held():
+    held = []
+    with Session("tiny", dtype="bfloat16") as session:
+        for bits in (16, 8, 4):
+            session.apply(Recipe.of("paged", f"draft_model:model=tiny,bits={bits}")).result(timeout=60)
+            held.append(session.generate("Why?", max_tokens=4).memory["draft"])
+    assert held[0] > held[1] > held[2]
