@@ -12,15 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from workbench.speculative.placement.branches import outcomes
-from workbench.speculative.placement.messages import (
-    ROOT,
-    Candidates,
-    Close,
-    DraftSync,
-    Message,
-    TailStream,
-    VerifyCommit,
-)
+from workbench.speculative.placement.in_turn import InTurn
+from workbench.speculative.placement.messages import ROOT, Candidates, Message, TailStream
 from workbench.speculative.placement.mirror_stream import MirrorStream
 from workbench.speculative.placement.tree_kv import TreeKV
 
@@ -44,55 +37,47 @@ class _Live:
     ends: list[int] = field(default_factory=list)
     left: int = 0
 
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Committed ids."""
+        return self.stream.tokens
 
-class MirrorWorker:
+    def close(self) -> None:
+        """Give back everything."""
+        self.stream.close()
+
+
+class MirrorWorker(InTurn[_Live]):
     """Streams by number, served in turn."""
 
     def __init__(self, kv: TreeKV, windows: Windows | None = None) -> None:
-        self.kv = kv
+        super().__init__(kv)
         self.windows = windows or Windows()
-        self.closed = False
-        self.made = 0
-        self.out_of_step = 0  # verdicts that did not follow what was known: their stream ends
-        self._live: dict[int, _Live] = {}
 
-    def handle(self, message: Message) -> TailStream | None:
-        """What the target said; the answer to a verdict that was foreseen in time is the next window."""
-        match message:
-            case DraftSync(stream=number, tokens=tokens):
-                self._end(number)
-                if tokens:
-                    w = self.windows
-                    self._live[number] = _Live(MirrorStream(self.kv, tokens, w.gamma, w.kappa))
-            case Candidates():
-                self._foresee(message)
-            case VerifyCommit(stream=number, pre_len=pre_len, tokens=tokens):
-                live = self._live.get(number)
-                if live is None:
-                    return None
-                if pre_len != len(live.stream.tokens) or not tokens:
-                    self.out_of_step += 1
-                    self._end(number)
-                    return None
-                return self._settle(number, live, tokens)
-            case Close(stream=closed):
-                for number in list(self._live) if closed is None else [closed]:
-                    self._end(number)
-                self.closed = self.closed or closed is None
-            case _:
-                pass  # not for this side
-        return None
+    def begin(self, tokens: Sequence[int]) -> _Live:
+        """A window is owed."""
+        return _Live(MirrorStream(self.kv, tokens, self.windows.gamma, self.windows.kappa))
+
+    def settle(self, number: int, stream: _Live, tokens: Sequence[int]) -> TailStream | None:
+        """The answer to a verdict that was foreseen in time is the next window."""
+        stream.stream.settle(tokens)
+        stream.places, stream.ends, stream.left, stream.sent = [], [], 0, False
+        stream.reused = bool(stream.stream.tree.below)
+        return self._whole(number, stream)
+
+    def told(self, message: Message) -> None:
+        """Candidates make branches."""
+        if isinstance(message, Candidates):
+            self._foresee(message)
 
     @property
     def has_work(self) -> bool:
         """Whether a window is owed, or a branch is short."""
-        return any(not live.sent or live.left for live in self._live.values())
+        return any(not live.sent or live.left for live in self.streams.values())
 
     def work(self) -> tuple[TailStream | None, int]:
         """One level of the stream whose turn it is: its window if it is whole now, and the rows this took."""
-        for number in list(self._live):
-            live = self._live.pop(number)
-            self._live[number] = live  # last in turn
+        for number, live in self.turns():
             if live.sent and not live.left:
                 continue
             stream = live.stream
@@ -131,7 +116,7 @@ class MirrorWorker:
 
     def _foresee(self, message: Candidates) -> None:
         """Heads of branches: what the proxy says may follow at each place, beside the window's own token."""
-        live = self._live.get(message.stream)
+        live = self.streams.get(message.stream)
         if live is None or not live.sent or live.ends or message.base_len != len(live.stream.tokens):
             return
         stream = live.stream
@@ -150,15 +135,3 @@ class MirrorWorker:
         live.places = []
         live.ends, _ = live.stream.extend(live.ends, 1)
         live.left -= 1
-
-    def _settle(self, number: int, live: _Live, tokens: Sequence[int]) -> TailStream | None:
-        stream = live.stream
-        stream.settle(tokens)
-        live.places, live.ends, live.left, live.sent = [], [], 0, False
-        live.reused = bool(stream.tree.below)
-        return self._whole(number, live)
-
-    def _end(self, number: int) -> None:
-        live = self._live.pop(number, None)
-        if live is not None:
-            live.stream.close()

@@ -6,18 +6,14 @@ process on a virtual clock, in a process of its own) is not its business: messag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from workbench.speculative.placement.draft_stream import DraftStream
 from workbench.speculative.placement.evolving_tree import TreeStats
-from workbench.speculative.placement.messages import (
-    Close,
-    DraftSync,
-    Message,
-    TailStream,
-    VerifyCommit,
-)
+from workbench.speculative.placement.in_turn import InTurn
+from workbench.speculative.placement.messages import Message, TailStream
 from workbench.speculative.placement.tree_kv import TreeKV
 
 
@@ -52,45 +48,23 @@ class Worker(Protocol):
         ...
 
 
-class DraftWorker:
+class DraftWorker(InTurn[DraftStream]):
     """Streams by number, served in turn."""
 
     def __init__(self, kv: TreeKV, growth: Growth | None = None) -> None:
-        self.kv = kv
-        self.made = 0
+        super().__init__(kv)
         self.growth = growth or Growth()
-        self.streams: dict[int, DraftStream] = {}
-        self.closed = False
-        self.out_of_step = 0  # verdicts that did not follow what was known: their stream ends
         self.stats: list[TreeStats] = []  # of streams that ended
 
-    def handle(self, message: Message) -> TailStream | None:
-        """What the target said; the answer to a verdict is the whole tree: what was on its way is stale."""
-        match message:
-            case DraftSync(stream=stream, tokens=tokens):
-                self._end(stream)
-                if tokens:
-                    g = self.growth
-                    self.streams[stream] = DraftStream(
-                        self.kv, tokens, top=g.top, max_nodes=g.max_nodes, max_depth=g.max_depth
-                    )
-            case VerifyCommit(stream=stream, pre_len=pre_len, tokens=tokens):
-                own = self.streams.get(stream)
-                if own is None:
-                    return None
-                if pre_len != len(own.tokens) or not tokens:
-                    self.out_of_step += 1
-                    self._end(stream)
-                    return None
-                own.commit(tokens)
-                return self._tail(stream, own.tree.best(len(own.tree)))
-            case Close(stream=stream):
-                for s in list(self.streams) if stream is None else [stream]:
-                    self._end(s)
-                self.closed = self.closed or stream is None
-            case _:
-                pass  # not for this side
-        return None
+    def begin(self, tokens: Sequence[int]) -> DraftStream:
+        """A tree below the committed ids."""
+        g = self.growth
+        return DraftStream(self.kv, tokens, top=g.top, max_nodes=g.max_nodes, max_depth=g.max_depth)
+
+    def settle(self, number: int, stream: DraftStream, tokens: Sequence[int]) -> TailStream | None:
+        """The answer to a verdict is the whole tree: what was on its way is stale."""
+        stream.commit(tokens)
+        return self._tail(number, stream, stream.tree.best(len(stream.tree)))
 
     @property
     def has_work(self) -> bool:
@@ -99,21 +73,18 @@ class DraftWorker:
 
     def work(self) -> tuple[TailStream | None, int]:
         """Grow the stream whose turn it is by one batch: its new nodes, and the rows this took."""
-        for number in list(self.streams):
-            stream = self.streams.pop(number)
-            self.streams[number] = stream  # last in turn
+        for number, stream in self.turns():
             if stream.batch(self.growth.width):
                 made, rows = stream.grow(self.growth.width)
                 self.made = len(made)
-                return self._tail(number, made), rows
+                return self._tail(number, stream, made), rows
         return None, 0
 
-    def _tail(self, number: int, nodes: list[int]) -> TailStream | None:
-        stream = self.streams[number]
-        return TailStream(number, len(stream.tokens), stream.tree.tail(nodes)) if nodes else None
+    def end(self, number: int) -> None:
+        """The stream is over; how its tree did is kept."""
+        if number in self.streams:
+            self.stats.append(self.streams[number].tree.stats)
+        super().end(number)
 
-    def _end(self, number: int) -> None:
-        stream = self.streams.pop(number, None)
-        if stream is not None:
-            self.stats.append(stream.tree.stats)
-            stream.close()
+    def _tail(self, number: int, stream: DraftStream, nodes: list[int]) -> TailStream | None:
+        return TailStream(number, len(stream.tokens), stream.tree.tail(nodes)) if nodes else None
