@@ -110,4 +110,4 @@ def _model(setup: DraftSetup) -> TreeKV:
     whole = Decoder(source.config, build_weights(made, source))
     head = find_head(setup.model, KIND, source.fingerprint) if setup.distilled else None
     layers = setup.layers or tuple(range(source.config.num_layers))
-    return drafting_kv(whole, layers, head, setup.vocab)
+    return drafting_kv(whole, layers, head, setup.vocab, setup.windows.streams if setup.windows else 0)

@@ -29,6 +29,14 @@ class Config(PlaceOptions):
     kappa: int = option(
         3, low=1, high=16, unit="tokens", help="Candidates at each place of a window: its branches."
     )
+    streams: int = option(
+        0,
+        low=0,
+        high=8,
+        unit="tokens",
+        help="Tokens that each of the drafter's passes guesses ahead, for its next pass to bear out "
+        "(speculative streaming). It takes a draft model that was trained for it.",
+    )
     exit: int = option(
         0,
         low=0,
@@ -96,7 +104,7 @@ def exit_of(model: str, fingerprint: str, layers: int, asked: int) -> tuple[int,
 
 def bind(config: Config, context: Any) -> MirrorTarget:
     """The drafter, here; a session gives it its process. Raises what :func:`place_of` raises."""
-    windows = Windows(config.k, config.kappa)
+    windows = Windows(config.k, config.kappa, config.streams)
     place = place_of(SPEC.id, config, context, windows)
     layers = context.config.num_layers
     at, adapter = exit_of(context.model, context.fingerprint, layers, config.exit)

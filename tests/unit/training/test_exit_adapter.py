@@ -53,7 +53,7 @@ def shown(decoder: Decoder, ids: list[int], layers: tuple[int, ...]) -> Shown:
     with torch.inference_mode():
         decoder.forward = spy  # type: ignore[method-assign]
         try:
-            kv.feed(ids, range(len(ids)), slots, [slots[: i + 1] for i in range(len(ids))], 1)
+            kv.feed(ids, range(len(ids)), slots, [slots[: i + 1] for i in range(len(ids))], 1).logits
         finally:
             del decoder.forward
     return Shown(Conversation(tuple(ids), 3, True), tuple(seen[i].clone() for i in layers))
@@ -88,7 +88,7 @@ def test_an_adapter_learns_and_serves_what_it_learnt(target: tuple[Decoder, torc
     kv = TreeKV(ExitDecoder(decoder, 1, model.adapter()))
     slots = kv.take(len(ids))
     with torch.inference_mode():
-        served = kv.feed(ids, range(6), slots, [slots[: i + 1] for i in range(6)], 6)
+        served = kv.feed(ids, range(6), slots, [slots[: i + 1] for i in range(6)], 6).logits
         (early, _) = shown(decoder, ids, (1, 2)).streams
         states = decoder.final_norm(model(early.to(torch.float32)))
     torch.testing.assert_close(served, states @ matrix.T, rtol=1e-4, atol=1e-4)
@@ -102,9 +102,8 @@ def test_an_untrained_adapter_is_the_logit_lens(target: tuple[Decoder, torch.Ten
     assert not model.adapter().matrix.any() and not model.adapter().gain.requires_grad
 
 
-def test_the_command_makes_an_adapter_that_is_found_and_served(model_folder, tmp_path, monkeypatch, capsys):
+def test_the_command_makes_an_adapter_that_is_found_and_served(model_folder, cache, capsys):
     """Hits of the whole vocabulary, measured on what the file holds, beside those of the logit lens."""
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     folder = model_folder("llama")
     options = ["--tokens", "60", "--questions", "4", "--batch", "2", "--vocab", "200", "--lr", "0.01"]
     command = ["train", "exit_adapter", "--target", str(folder), "--foreground", *options]

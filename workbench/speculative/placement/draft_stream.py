@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from workbench.spec.errors import InvariantError
 from workbench.speculative.placement.evolving_tree import EvolvingTree, Rerooted
 from workbench.speculative.placement.messages import ROOT
-from workbench.speculative.placement.tree_kv import TreeKV
+from workbench.speculative.placement.tree_kv import Fed, TreeKV
 
 PIECE = 128
 """Rows of a prompt that are fed at a time."""
@@ -40,9 +38,9 @@ class DraftStream:
         batch = self.batch(width)
         if not batch:
             return [], 0
-        logits, rows = self.feed_root() if batch == [ROOT] else self.feed(batch)
+        fed, rows = self.feed_root() if batch == [ROOT] else self.feed(batch)
         made: list[int] = []
-        for node, children in zip(batch, self.kv.ranked(logits, self.top), strict=True):
+        for node, children in zip(batch, self.kv.ranked(fed.logits, self.top), strict=True):
             if node == ROOT or node in self.tree.nodes:  # not evicted by a sibling's children
                 made += self.tree.add(node, children)
         self._collect()
@@ -61,10 +59,10 @@ class DraftStream:
         self._collect()
         return done
 
-    def feed_root(self) -> tuple[Tensor, int]:
+    def feed_root(self) -> tuple[Fed, int]:
         """Feed the committed tokens that have no KV; the newest again where only its logits are missing.
 
-        Logits [1, V] behind the newest, and the rows this took.
+        What is known behind the newest, and the rows this took.
         """
         if len(self._slots) == len(self.tokens):
             self.kv.give([self._slots.pop()])
@@ -73,27 +71,29 @@ class DraftStream:
             start, end = len(self._slots), min(len(self._slots) + PIECE, len(self.tokens))
             self._slots += self.kv.take(end - start)
             sees = [self._slots[: i + 1] for i in range(start, end)]
-            logits = self.kv.feed(self.tokens[start:end], range(start, end), self._slots[start:], sees, 1)
+            fed = self.kv.feed(self.tokens[start:end], range(start, end), self._slots[start:], sees, 1)
             if end == len(self.tokens):
                 break
         self.tree.fed(ROOT, self._slots[-1])
-        return logits, end - first
+        return fed, end - first
 
-    def feed(self, batch: Sequence[int]) -> tuple[Tensor, int]:
-        """Feed nodes of which no one is above another, all above them fed before: logits [n, V], n rows."""
+    def feed(self, batch: Sequence[int]) -> tuple[Fed, int]:
+        """Feed nodes of which no one is above another, all above them fed before; n rows."""
         slots = self.kv.take(len(batch))
-        sees = []
-        for node, slot in zip(batch, slots, strict=True):
-            path = self.tree.path(node)[:-1]
-            above = [s for n in path if (s := self.tree.nodes[n].slot) is not None]
-            if len(above) != len(path):
-                raise InvariantError("A node of the draft tree is expanded before its parent.")
-            sees.append([*self._slots, *above, slot])
+        sees = [[*self.above(node), slot] for node, slot in zip(batch, slots, strict=True)]
         tokens = [self.tree.nodes[n].token for n in batch]
-        logits = self.kv.feed(tokens, [self.tree.position(n) for n in batch], slots, sees, len(batch))
+        fed = self.kv.feed(tokens, [self.tree.position(n) for n in batch], slots, sees, len(batch))
         for node, slot in zip(batch, slots, strict=True):
             self.tree.fed(node, slot)
-        return logits, len(batch)
+        return fed, len(batch)
+
+    def above(self, node: int) -> list[int]:
+        """Slots of all that a node sees, itself left out. Raises :class:`InvariantError` where one lacks."""
+        path = self.tree.path(node)[:-1]
+        slots = [s for n in path if (s := self.tree.nodes[n].slot) is not None]
+        if len(slots) != len(path):
+            raise InvariantError("A node of the draft tree is expanded before its parent.")
+        return [*self._slots, *slots]
 
     def close(self) -> None:
         """Give back everything."""

@@ -89,6 +89,6 @@ class ExitProxy:
         self._slots += self._kv.take(len(context) - same)
         self._known = context
         sees = [self._slots[: i + 1] for i in range(same, len(context))]
-        row = self._kv.feed(context[same:], range(same, len(context)), self._slots[same:], sees, 1)
-        best: list[int] = row[0].topk(min(self._ranks, row.shape[-1])).indices.tolist()
+        fed = self._kv.feed(context[same:], range(same, len(context)), self._slots[same:], sees, 1)
+        best: list[int] = fed.logits[0].topk(min(self._ranks, fed.logits.shape[-1])).indices.tolist()
         return best

@@ -11,35 +11,58 @@ from collections.abc import Sequence
 
 from workbench.speculative.placement.draft_stream import DraftStream
 from workbench.speculative.placement.messages import ROOT
-from workbench.speculative.placement.tree_kv import TreeKV
+from workbench.speculative.placement.tree_kv import Fed, TreeKV
 
 
 class MirrorStream(DraftStream):
-    """Chains below chosen nodes; what is known to follow a node is remembered while the node lives."""
+    """Chains below chosen nodes; what is known to follow a node is remembered while the node lives.
+
+    ``ahead``: what the node's streams guess behind its likeliest child. Guesses are fed with that child, and
+    those that the drafter then says itself become nodes: a pass makes one token of a chain, or several.
+    """
 
     def __init__(self, kv: TreeKV, tokens: Sequence[int], gamma: int, kappa: int) -> None:
         nodes = gamma + (gamma + 1) * kappa * (gamma + 1)
         super().__init__(kv, tokens, top=kappa + 1, max_nodes=nodes, max_depth=2 * gamma + 1)
         self.ranked: dict[int, list[tuple[int, float]]] = {}
+        self.ahead: dict[int, tuple[int, ...]] = {}
         self.rows = 0
+        self.guessed = 0
+        self.borne_out = 0
 
     def know(self, nodes: Sequence[int]) -> bool:
         """See to it that what follows these nodes is known; whether anything had to be fed."""
         new = [n for n in nodes if n not in self.ranked]
         if not new:
             return False
-        logits, rows = self.feed_root() if new == [ROOT] else self.feed(new)
+        fed, rows = self.feed_root() if new == [ROOT] else self.feed(new)
         self.rows += rows
-        for node, pairs in zip(new, self.kv.ranked(logits, self.top), strict=True):
-            self.ranked[node] = [(token, chance) for token, chance in pairs if math.isfinite(chance)]
+        self._learn(new, fed)
         return True
+
+    def step(self, ends: Sequence[int], left: Sequence[int]) -> tuple[list[int], list[int], bool]:
+        """One pass: what of these ends is not known is fed, and each chain grows by all that is known then.
+
+        ``left``: tokens that each may grow by at most. The new ends, what is left of each, and whether
+        anything was fed.
+        """
+        grown = [self._follow(end, room) for end, room in zip(ends, left, strict=True)]
+        short = [(end, room) for end, room in grown if room]
+        if not short:
+            return [end for end, _ in grown], [0] * len(grown), False
+        if short[0][0] == ROOT:
+            self.know([ROOT])
+        else:
+            self._feed_on(short)
+        grown = [self._follow(end, room) for end, room in grown]
+        return [end for end, _ in grown], [room for _, room in grown], True
 
     def extend(self, nodes: Sequence[int], length: int) -> tuple[list[int], int]:
         """The likeliest chain of ``length`` below each node: its last nodes, and the levels that were fed."""
-        ends, levels = list(nodes), 0
-        for _ in range(length):
-            levels += self.know(ends)
-            ends = [self._below(n, self.ranked[n][0]) for n in ends]
+        ends, left, levels = list(nodes), [length] * len(nodes), 0
+        while any(left):
+            ends, left, fed = self.step(ends, left)
+            levels += fed
         return ends, levels
 
     def chain(self, length: int) -> list[int]:
@@ -60,11 +83,70 @@ class MirrorStream(DraftStream):
     def settle(self, tokens: Sequence[int]) -> None:
         """A verdict."""
         new = self.tree.path(self._find(tokens))[-1:] if self._find(tokens) != ROOT else []
-        known = self.ranked.get(new[0]) if new else None
+        known, ahead = (self.ranked.get(new[0]), self.ahead.get(new[0])) if new else (None, None)
         self.commit(tokens)
         self.ranked = {n: r for n, r in self.ranked.items() if n in self.tree.nodes}
+        self.ahead = {n: a for n, a in self.ahead.items() if n in self.tree.nodes}
         if known is not None:
-            self.ranked[ROOT] = known
+            self.ranked[ROOT], self.ahead[ROOT] = known, ahead or ()
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _follow(self, node: int, room: int) -> tuple[int, int]:
+        """As far down the likeliest chain as it is known, its end's child included; what is left then."""
+        while room and node in self.ranked:
+            node, room = self._below(node, self.ranked[node][0]), room - 1
+        return node, room
+
+    def _feed_on(self, ends: Sequence[tuple[int, int]]) -> None:
+        """Feed nodes, each with the chain that is guessed behind it; guesses that are borne out are nodes."""
+        chains = [(node, self._guesses(node)[: room - 1]) for node, room in ends]
+        slots = self.kv.take(sum(1 + len(guess) for _, guess in chains))
+        tokens: list[int] = []
+        positions: list[int] = []
+        sees: list[list[int]] = []
+        for node, guess in chains:
+            seen, first = self.above(node), self.tree.position(node)
+            for place, token in enumerate((self.tree.nodes[node].token, *guess)):
+                seen = [*seen, slots[len(tokens)]]
+                sees.append(seen)
+                tokens.append(token)
+                positions.append(first + place)
+        fed = self.kv.feed(tokens, positions, slots, sees, len(tokens))
+        self.rows += len(tokens)
+        ranked = self._ranked(fed)
+        at = 0
+        for node, guess in chains:
+            here, kept = node, 0
+            for row in range(at, at + 1 + len(guess)):
+                if row > at:
+                    said = self.ranked[here][0]
+                    if said[0] != tokens[row]:
+                        break
+                    here, kept = self._below(here, said), kept + 1
+                self.tree.fed(here, slots[row])
+                self.ranked[here], self.ahead[here] = ranked[row], fed.ahead[row]
+            self.kv.give(slots[at + 1 + kept : at + 1 + len(guess)])
+            self.guessed += len(guess)
+            self.borne_out += kept
+            at += 1 + len(guess)
+
+    def _guesses(self, node: int) -> tuple[int, ...]:
+        """What its parent's streams guess behind it: nothing, unless it is what the parent says."""
+        parent = self.tree.nodes[node].parent
+        ranked = self.ranked.get(parent)
+        said = ranked is not None and ranked[0][0] == self.tree.nodes[node].token
+        return self.ahead.get(parent, ()) if said else ()
+
+    def _learn(self, nodes: Sequence[int], fed: Fed) -> None:
+        for node, pairs, ahead in zip(nodes, self._ranked(fed), fed.ahead, strict=True):
+            self.ranked[node], self.ahead[node] = pairs, ahead
+
+    def _ranked(self, fed: Fed) -> list[list[tuple[int, float]]]:
+        return [
+            [(token, chance) for token, chance in pairs if math.isfinite(chance)]
+            for pairs in self.kv.ranked(fed.logits, self.top)
+        ]
 
     def _find(self, tokens: Sequence[int]) -> int:
         at = ROOT

@@ -1,9 +1,10 @@
 """Mirror's drafter as a side of its own: windows out, candidates in, branches while the target goes on.
 
 Mirror Speculative Decoding (arXiv 2510.13161). A window of γ tokens is sent whole; when the target's proxy
-has said what may follow at each of its γ + 1 places, every candidate is continued, all of them one level at a
-time, so that a verdict is heard between two levels. A verdict that was foreseen makes its branch the next
-window, finished where it is short; any other one has a window drafted afresh.
+has said what may follow at each of its γ + 1 places, every candidate is continued, all of them one pass at a
+time, so that a verdict is heard between two passes. A verdict that was foreseen makes its branch the next
+window, finished where it is short; any other one has a window drafted afresh. A pass makes a token of each,
+or several where the drafter has ``streams``.
 """
 
 from __future__ import annotations
@@ -20,22 +21,28 @@ from workbench.speculative.placement.tree_kv import TreeKV
 
 @dataclass(frozen=True)
 class Windows:
-    """``gamma`` tokens of a window, ``kappa`` candidates at each of its places."""
+    """``gamma`` tokens of a window, ``kappa`` candidates at each of its places, ``streams`` of a row."""
 
     gamma: int = 4
     kappa: int = 3
+    streams: int = 0
 
 
 @dataclass
 class _Live:
-    """A stream; ``sent``: the target has its window. ``ends``: of branches that lack ``left`` levels."""
+    """A stream; ``sent``: the target has its window. ``ends``: of branches, ``left``: tokens each lacks."""
 
     stream: MirrorStream
     sent: bool = False
     reused: bool = False
     places: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    left: int = 0
+    left: list[int] = field(default_factory=list)
+
+    @property
+    def short(self) -> bool:
+        """Whether a branch lacks anything."""
+        return any(self.left)
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -61,7 +68,7 @@ class MirrorWorker(InTurn[_Live]):
     def settle(self, number: int, stream: _Live, tokens: Sequence[int]) -> TailStream | None:
         """The answer to a verdict that was foreseen in time is the next window."""
         stream.stream.settle(tokens)
-        stream.places, stream.ends, stream.left, stream.sent = [], [], 0, False
+        stream.places, stream.ends, stream.left, stream.sent = [], [], [], False
         stream.reused = bool(stream.stream.tree.below)
         return self._whole(number, stream)
 
@@ -73,12 +80,12 @@ class MirrorWorker(InTurn[_Live]):
     @property
     def has_work(self) -> bool:
         """Whether a window is owed, or a branch is short."""
-        return any(not live.sent or live.left for live in self.streams.values())
+        return any(not live.sent or live.short for live in self.streams.values())
 
     def work(self) -> tuple[TailStream | None, int]:
-        """One level of the stream whose turn it is: its window if it is whole now, and the rows this took."""
+        """One pass of the stream whose turn it is: its window if it is whole now, and the rows this took."""
         for number, live in self.turns():
-            if live.sent and not live.left:
+            if live.sent and not live.short:
                 continue
             stream = live.stream
             stream.rows, before = 0, stream.tree.stats.added
@@ -94,14 +101,14 @@ class MirrorWorker(InTurn[_Live]):
     # -- inside -----------------------------------------------------------------------------------------
 
     def _window(self, number: int, live: _Live) -> TailStream | None:
-        """One token more of a window; the window when it is whole, an empty one where positions end."""
+        """One pass more of a window; the window when it is whole, an empty one where positions end."""
         stream, gamma = live.stream, self.windows.gamma
         if len(stream.tokens) + 2 * gamma >= self.kv.limit:
             live.sent = True
             return TailStream(number, len(stream.tokens), ())
         chain = stream.chain(gamma)
         if len(chain) < gamma:
-            stream.extend(chain[-1:] or [ROOT], 1)
+            stream.step(chain[-1:] or [ROOT], [gamma - len(chain)])
         return self._whole(number, live)
 
     def _whole(self, number: int, live: _Live) -> TailStream | None:
@@ -126,12 +133,11 @@ class MirrorWorker(InTurn[_Live]):
         tokens = [stream.tree.nodes[n].token for n in window]
         ends = outcomes(tokens, lambda path: list(said[len(path)]), self.windows.kappa)
         live.ends = [stream.put(live.places[e.accepted], e.token, said[e.accepted][e.token]) for e in ends]
-        live.left = self.windows.gamma if live.ends else 0
+        live.left = [self.windows.gamma] * len(live.ends)
 
     def _branches(self, live: _Live) -> None:
-        """One level of all branches; before the first, what of the window was never fed."""
+        """One pass of all branches; before the first, what of the window was never fed."""
         for place in live.places:
             live.stream.know([place])
         live.places = []
-        live.ends, _ = live.stream.extend(live.ends, 1)
-        live.left -= 1
+        live.ends, live.left, _ = live.stream.step(live.ends, live.left)

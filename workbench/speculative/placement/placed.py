@@ -24,6 +24,7 @@ from workbench.speculative.head_options import drafted_vocab
 from workbench.speculative.placement.here import HereLink, Unplaced
 from workbench.speculative.placement.mirror_worker import MirrorWorker, Windows
 from workbench.speculative.placement.remote import Link, RemoteDrafter
+from workbench.speculative.placement.streams import StreamedKV, streams_of
 from workbench.speculative.placement.tree_kv import TreeKV
 from workbench.speculative.placement.worker import DraftWorker, Growth, Worker
 
@@ -108,13 +109,21 @@ def place_of(owner: str, config: Any, context: Any, how: Growth | Windows) -> Pl
     )
 
 
-def drafting_kv(target: Decoder, layers: Sequence[int], head: HeadFile | None, vocab: int) -> TreeKV:
-    """The drafter's model on its target, with KV of its own. Raises :class:`HeadMismatch`."""
-    if head is None:
-        return TreeKV(cut_out(target, layers))
-    weights, config = target.weights, target.config
-    pack = plain_pack(weights.dtype, weights.numerics, str(weights.device), activation=config.activation)
-    return TreeKV(*distilled_decoder(head, vocab, target, pack))
+def drafting_kv(
+    target: Decoder, layers: Sequence[int], head: HeadFile | None, vocab: int, streams: int = 0
+) -> TreeKV:
+    """The drafter's model on its target, with KV of its own. Raises what :func:`streams_of` raises."""
+    decoder, ids = cut_out(target, layers), None
+    if head is not None:
+        weights, config = target.weights, target.config
+        pack = plain_pack(weights.dtype, weights.numerics, str(weights.device), activation=config.activation)
+        decoder, ids = distilled_decoder(head, vocab, target, pack)
+    return StreamedKV(decoder, ids, streams_of(head, streams, decoder)) if streams else TreeKV(decoder, ids)
+
+
+def streams_wanted(how: Growth | Windows) -> int:
+    """Streams of the drafter's rows: a free tree has none, its nodes have many children as it is."""
+    return how.streams if isinstance(how, Windows) else 0
 
 
 def worker_of(kv: TreeKV, how: Growth | Windows) -> Worker:
@@ -133,9 +142,10 @@ class PlacedDrafter(RemoteDrafter):
     def attach_target(self, target: Decoder) -> None:
         """The target: until it is placed, its layers draft here, on the same storages."""
         self._vocab = target.config.vocab_size
-        kv = drafting_kv(target, self.wanted.layers, self.wanted.head, self.wanted.vocab)
-        batches = 0 if isinstance(self.wanted.how, Windows) else HERE_BATCHES
-        self._link = HereLink(worker_of(kv, self.wanted.how), batches)
+        wanted, streams = self.wanted, streams_wanted(self.wanted.how)
+        kv = drafting_kv(target, wanted.layers, wanted.head, wanted.vocab, streams)
+        batches = 0 if isinstance(wanted.how, Windows) else HERE_BATCHES
+        self._link = HereLink(worker_of(kv, wanted.how), batches)
 
     def place(self, link: Link, numbers: Iterator[int]) -> None:
         """From now on its model is at the other end of ``link``; ``numbers`` name streams on it."""

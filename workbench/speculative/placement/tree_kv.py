@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from workbench.models.decoder import Decoder
+from workbench.models.decoder import Attend, Decoder
 from workbench.spec.errors import InvariantError
 
 _GROWTH = 256
+
+
+@dataclass(frozen=True)
+class Fed:
+    """``logits`` [asked, V]. ``ahead``: ids that each of these rows guesses behind the next one."""
+
+    logits: Tensor
+    ahead: tuple[tuple[int, ...], ...]
 
 
 class TreeKV:
@@ -75,8 +84,26 @@ class TreeKV:
         slots: Sequence[int],
         sees: Sequence[Sequence[int]],
         asked: int,
-    ) -> Tensor:
+    ) -> Fed:
         """Logits [asked, V] of the last rows. Row i writes ``slots[i]`` and sees the slots ``sees[i]``."""
+        attend, at = self._attends(positions, slots, sees)
+        rows = torch.arange(len(tokens) - asked, len(tokens), device=at.device)
+        ids = torch.tensor(tokens, device=at.device)
+        return Fed(self.decoder.forward(ids, at, attend, logits_rows=rows).logits, ((),) * asked)
+
+    def ranked(self, logits: Tensor, k: int) -> list[list[tuple[int, float]]]:
+        """The ``k`` likeliest tokens of each row of :meth:`feed`, with the logarithms of their chances."""
+        values, places = logits.log_softmax(-1).topk(min(k, logits.shape[-1]))
+        tokens = places if self._ids is None else self._ids[places]
+        return [
+            list(zip(ids, chances, strict=True))
+            for ids, chances in zip(tokens.tolist(), values.tolist(), strict=True)
+        ]
+
+    def _attends(
+        self, positions: Sequence[int], slots: Sequence[int], sees: Sequence[Sequence[int]]
+    ) -> tuple[Attend, Tensor]:
+        """The attention of rows that write ``slots`` and see ``sees``; their positions int64 [T]."""
         device = self._positions.device
         where = torch.tensor(slots, device=device)
         at = torch.tensor(positions, device=device)
@@ -87,7 +114,6 @@ class TreeKV:
         shown = torch.arange(width) < torch.tensor([len(s) for s in sees])[:, None]
         index, shown = index.to(device), shown.to(device)
         behind = at[:, None] - self._positions[index]
-        rows = torch.arange(len(tokens) - asked, len(tokens), device=device)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             kv = self._kv[layer]
@@ -96,17 +122,7 @@ class TreeKV:
             seen = shown if window is None else shown & (behind < window)
             return self._attention(q, kv[0][index], kv[1][index], seen)
 
-        ids = torch.tensor(tokens, device=device)
-        return self.decoder.forward(ids, at, attend, logits_rows=rows).logits
-
-    def ranked(self, logits: Tensor, k: int) -> list[list[tuple[int, float]]]:
-        """The ``k`` likeliest tokens of each row of :meth:`feed`, with the logarithms of their chances."""
-        values, places = logits.log_softmax(-1).topk(min(k, logits.shape[-1]))
-        tokens = places if self._ids is None else self._ids[places]
-        return [
-            list(zip(ids, chances, strict=True))
-            for ids, chances in zip(tokens.tolist(), values.tolist(), strict=True)
-        ]
+        return attend, at
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         """``q`` [T, Hq, D] scaled, ``k``, ``v`` [T, S, Hkv, D], ``seen`` [T, S] -> [T, Hq * D]."""

@@ -33,7 +33,7 @@ def fresh(model: Decoder, context: list[int], top: int) -> dict[int, float]:
     kv = TreeKV(model)
     slots = kv.take(len(context))
     sees = [slots[: i + 1] for i in range(len(context))]
-    row = kv.feed(context, range(len(context)), slots, sees, 1)[0].log_softmax(-1)
+    row = kv.feed(context, range(len(context)), slots, sees, 1).logits[0].log_softmax(-1)
     values, ids = row.topk(top)
     return dict(zip(ids.tolist(), values.tolist(), strict=True))
 
@@ -55,7 +55,7 @@ def test_a_context_in_slots_gives_the_engines_logits(lab: ModuleType, family: st
     slots = kv.take(len(context))
     random.Random(0).shuffle(slots)
     sees = [slots[: i + 1] for i in range(len(context))]
-    own = kv.feed(context, range(len(context)), slots, sees, 1)[0]
+    own = kv.feed(context, range(len(context)), slots, sees, 1).logits[0]
     torch.testing.assert_close(own, plain_logits(lab, context, family), rtol=1e-9, atol=1e-9)
 
 
