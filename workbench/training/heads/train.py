@@ -15,22 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.models.heads import HeadFile, read_head, write_head
-from workbench.models.progress import Cancel, Progress, part, report
+from workbench.models.heads import HeadFile
+from workbench.models.progress import Cancel, Progress, report
+from workbench.training.heads.course import Course, course
 from workbench.training.heads.evaluate import (
     GREEDY,
     NODES,
     SAMPLED,
     WIDTH,
     Ranks,
-    asked_of,
-    measured,
     rank,
 )
 from workbench.training.heads.medusa import MedusaHeads, MedusaLoss, Shape, normed, vocabulary_matrix
-from workbench.training.heads.optimise import Schedule, optimise
-from workbench.training.heads.rows import Rows, frequent, load
-from workbench.training.heads.run import VOCAB_LISTED, Run, shards_of
+from workbench.training.heads.optimise import Schedule
+from workbench.training.heads.rows import Rows, frequent
+from workbench.training.heads.run import VOCAB_LISTED
 from workbench.training.heads.shards import DataSettings
 from workbench.training.heads.target import Target
 
@@ -63,74 +62,46 @@ def train_medusa(
 
     Raises :class:`ModelError` s, :class:`TrainingError` and ``Cancelled``.
     """
-    data, shape, schedule = data or DataSettings(), shape or Shape(), schedule or Schedule()
-    with shards_of(model, data, target, progress, cancel) as shards:
-        run = Run(model, "medusa", shards, shape, schedule)
-        return run.copied(_train(run, shape, prompts, progress, cancel), out)
+    shape, schedule = shape or Shape(), schedule or Schedule()
+    with course(
+        model, "medusa", data, shape, schedule, target=target, progress=progress, cancel=cancel
+    ) as way:
+        return way.run.copied(_train(way, shape, prompts), out)
 
 
-def _train(
-    run: Run, shape: Shape, prompts: int, progress: Progress | None, cancel: Cancel | None
-) -> HeadFile:
-    target, schedule = run.shards.target, run.schedule
-    config = target.source.config
-    shown = load(run.shards, (config.num_layers,), part(progress, 0.02, 0.55), cancel)
+def _train(way: Course, shape: Shape, prompts: int) -> HeadFile:
+    target, config = way.target, way.target.source.config
+    shown = way.load((config.num_layers,), 0.55)
     trained, held = ([Rows.of(s.conversation, s.streams[0]) for s in side] for side in shown)
     ids = frequent((r.conversation for r in trained), config.vocab_size, VOCAB_LISTED)
-    heads = MedusaHeads(shape, config.hidden_size, schedule.seed)
+    heads = MedusaHeads(shape, config.hidden_size, way.run.schedule.seed)
     loss = MedusaLoss(heads, shape, target.decoder, vocabulary_matrix(target.source), ids, trained)
 
     def look() -> dict[str, float]:
         found = rank(lambda s: _trained_candidates(loss, s), held[:LOOKED], shape.heads)
         return {f"top1_{k + 1}": round(a, 4) for k, a in enumerate(found.accuracy())}
 
-    count = len(trained)
-    state = optimise(
-        heads,
-        loss,
-        count,
-        schedule,
-        run.folder(count),
-        run.key(count),
-        look,
-        part(progress, 0.55, 0.85),
-        cancel,
-    )
-    facts = {"heads": shape.heads, **run.facts([r.conversation for r in trained], state)}
-    return finish(target, heads, ids, held, run.path, facts, prompts, part(progress, 0.85, 1.0), cancel)
+    facts = {"heads": shape.heads, **way.optimise(heads, loss, trained, look, 0.55, 0.85)}
+    return finish(way, heads, ids, held, facts, prompts)
 
 
 def finish(
-    target: Target,
-    heads: MedusaHeads,
-    ids: Tensor,
-    held: Sequence[Rows],
-    path: Path,
-    facts: dict[str, Any],
-    prompts: int,
-    progress: Progress | None = None,
-    cancel: Cancel | None = None,
+    way: Course, heads: MedusaHeads, ids: Tensor, held: Sequence[Rows], facts: dict[str, Any], prompts: int
 ) -> HeadFile:
     """Count the tree on one half of the held-out conversations, run the engine on the other; the file."""
     half = max(1, len(held) // 2)
-    ranks = rank(lambda s: _candidates(target, heads, s), held[:half], heads.down.shape[0], cancel)
+    ranks = rank(lambda s: _candidates(way.target, heads, s), held[:half], heads.down.shape[0], way.cancel)
     paths, shares = ranks.paths()
     if not paths:  # nothing was ever right: draft one token all the same, and let the numbers say so
         paths, shares = [[0]], [0.0]
-    report(progress, 0.4, "ranks measured")
+    report(way.progress, 0.91, "ranks measured")
     facts = {**facts, "paths": paths, "path_shares": shares, "held_out": _accuracies(ranks, half)}
     tensors = {
         "down": heads.down.detach().to(torch.bfloat16),
         "up": heads.up.detach().to(torch.bfloat16),
         "ids": ids,
     }
-    fingerprint = target.source.fingerprint
-    write_head(path, "medusa", fingerprint, facts, tensors)
-    asked = asked_of((r.conversation for r in held[half:]), prompts)
-    if asked:
-        facts["engine"] = measured(target, RUNS, asked, part(progress, 0.4, 1.0), cancel)
-        write_head(path, "medusa", fingerprint, facts, tensors)
-    return read_head(path)
+    return way.write(facts, tensors, RUNS, held[half:], prompts)
 
 
 def _accuracies(ranks: Ranks, conversations: int) -> dict[str, Any]:

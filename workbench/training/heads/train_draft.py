@@ -19,20 +19,21 @@ import torch
 from torch import Tensor
 
 from workbench.models.coded_head import decoded, encoded
-from workbench.models.heads import HeadFile, read_head, write_head
-from workbench.models.progress import Cancel, Progress, part, report
-from workbench.spec.errors import HeadMismatch, OptionError
+from workbench.models.heads import HeadFile
+from workbench.models.progress import Cancel, Progress
+from workbench.spec.errors import OptionError
 from workbench.speculative.distilled import KIND, kept_config
 from workbench.speculative.draft_model import layers_kept
+from workbench.training.heads.course import Course, Start, course
 from workbench.training.heads.drafted import drafted
 from workbench.training.heads.eagle import EagleLoss, EagleShape
-from workbench.training.heads.evaluate import GREEDY, SAMPLED, asked_of, measured
+from workbench.training.heads.evaluate import GREEDY, SAMPLED
 from workbench.training.heads.losses import LossName
 from workbench.training.heads.medusa import vocabulary_matrix
-from workbench.training.heads.optimise import Schedule, optimise
+from workbench.training.heads.optimise import Schedule
 from workbench.training.heads.pruned import Pruned, layer_tensors
-from workbench.training.heads.rows import frequent, load
-from workbench.training.heads.run import VOCAB_KEPT, Run, shards_of
+from workbench.training.heads.rows import frequent
+from workbench.training.heads.run import VOCAB_KEPT
 from workbench.training.heads.shards import DataSettings
 from workbench.training.heads.target import Target
 from workbench.training.heads.unroll import Batch
@@ -46,7 +47,6 @@ RUNS = {
 """What the engine does with a finished draft model."""
 LOOKED = 16  # held-out conversations that a point of the curve is measured on
 DRAFTED = 4
-_KEPT = ("recipe", "trained", "curve", "before")  # facts of the draft model that one goes on from
 
 
 @dataclass(frozen=True)
@@ -117,47 +117,39 @@ def train_draft(
 
     Raises :class:`ModelError` s, :class:`OptionError`, :class:`TrainingError` and ``Cancelled``.
     """
-    data, shape, schedule = data or DataSettings(), shape or DraftShape(), schedule or Schedule()
-    with shards_of(model, data, target, progress, cancel) as shards:
-        before = None if start is None else _before(start, shape, shards.target)
-        run = Run(model, KIND, shards, shape, schedule, "" if before is None else before.digest)
-        return run.copied(_train(run, shape, before, prompts, progress, cancel), out)
+    shape = shape or DraftShape()
+
+    def fits(head: HeadFile, target: Target) -> bool:
+        return head.facts.get("begun") == list(shape.begun(target.source.config.num_layers))
+
+    with course(
+        model,
+        KIND,
+        data,
+        shape,
+        schedule or Schedule(),
+        start=Start(start, f"draft model of {shape.layers} layers", fits),
+        target=target,
+        progress=progress,
+        cancel=cancel,
+    ) as way:
+        return way.run.copied(_train(way, shape, prompts), out)
 
 
-def _before(path: Path, shape: DraftShape, target: Target) -> HeadFile:
-    """The draft model to go on from. Raises :class:`HeadMismatch` for one of another model or size."""
-    found, source = read_head(path), target.source
-    begun = list(shape.begun(source.config.num_layers))
-    if found.kind != KIND or found.fingerprint != source.fingerprint or found.facts.get("begun") != begun:
-        raise HeadMismatch(
-            f"{path} is no draft model of {shape.layers} layers of this model's weights to go on from.",
-            hint="Start without it, or from one that was distilled from this model.",
-        )
-    return found
-
-
-def _train(
-    run: Run,
-    shape: DraftShape,
-    before: HeadFile | None,
-    prompts: int,
-    progress: Progress | None,
-    cancel: Cancel | None,
-) -> HeadFile:
-    target, source = run.shards.target, run.shards.target.source
+def _train(way: Course, shape: DraftShape, prompts: int) -> HeadFile:
+    target, source = way.target, way.target.source
     config, begun = source.config, shape.begun(source.config.num_layers)
-    trained, held = load(run.shards, (config.num_layers,), part(progress, 0.02, 0.3), cancel, best=True)
+    trained, held = way.load((config.num_layers,), 0.3, best=True)
     ids = frequent((s.conversation for s in trained), config.vocab_size, VOCAB_KEPT)
-    half = torch.bfloat16 if target.plan.dtype == "bfloat16" else None
 
     def loss_of(tensors: dict[str, Tensor]) -> DraftLoss:
-        made = DraftModel(kept_config(config, begun), tensors, half)
+        made = DraftModel(kept_config(config, begun), tensors, way.half)
         rest = (target.decoder, vocabulary_matrix(source), ids, trained)
         return DraftLoss(made, EagleShape(1, shape.vocab, shape.loss), *rest)  # type: ignore[arg-type]
 
     first = layer_tensors(source, begun)
-    if before is not None:
-        found = decoded(before.tensors())
+    if way.before is not None:
+        found = decoded(way.before.tensors())
         first = {name: found[name].float() for name in first}
     loss = loss_of(first)
 
@@ -165,32 +157,13 @@ def _train(
         found = drafted(loss, held[:LOOKED], 2)
         return {"right_1": found["full"][0], "right_2": found["full"][1], "alpha": found["alpha"][0]}
 
-    state = optimise(
-        loss.model,
-        loss,
-        len(trained),
-        run.schedule,
-        run.folder(len(trained)),
-        run.key(len(trained)),
-        look,
-        part(progress, 0.3, 0.9),
-        cancel,
-    )
-    report(progress, 0.9, "measuring")
+    facts = way.optimise(loss.model, loss, trained, look, 0.3, 0.9)
     tensors = encoded(loss.model.tensors())
     kept = loss_of(decoded(tensors))  # what the file holds is what is measured
-    facts: dict[str, Any] = {
-        **run.facts([s.conversation for s in trained], state),
+    facts |= {
         "layers": shape.layers,
         "begun": list(begun),
         "vocab": len(loss.kept),
-        "held_out": {"conversations": len(held), **drafted(kept, held, DRAFTED, cancel=cancel)},
+        "held_out": {"conversations": len(held), **drafted(kept, held, DRAFTED, cancel=way.cancel)},
     }
-    if before is not None:
-        facts["before"] = {n: v for n, v in before.facts.items() if n in _KEPT}
-    write_head(run.path, KIND, source.fingerprint, facts, {**tensors, "ids": ids})
-    asked = asked_of((s.conversation for s in held), prompts)
-    if asked:
-        facts["engine"] = measured(target, RUNS, asked, part(progress, 0.92, 1.0), cancel)
-        write_head(run.path, KIND, source.fingerprint, facts, {**tensors, "ids": ids})
-    return read_head(run.path)
+    return way.write(facts, {**tensors, "ids": ids}, RUNS, held, prompts)

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from workbench.engine.params import SamplingParams
-from workbench.models.heads import HeadFile, read_head, write_head
-from workbench.models.progress import Cancel, Progress, part, report
-from workbench.spec.errors import HeadMismatch
+from workbench.models.heads import HeadFile
+from workbench.models.progress import Cancel, Progress
 from workbench.training.heads.cascade import Cascade, CascadeLoss, begin_cascade, cascade_shapes
+from workbench.training.heads.course import Course, Start, course
 from workbench.training.heads.drafted import drafted
 from workbench.training.heads.drafter import Drafter, Form, Kind, layers_read
 from workbench.training.heads.eagle import EagleLoss, EagleShape
-from workbench.training.heads.evaluate import GREEDY, SAMPLED, asked_of, measured
+from workbench.training.heads.evaluate import GREEDY, SAMPLED
 from workbench.training.heads.initial import initial
 from workbench.training.heads.medusa import vocabulary_matrix
-from workbench.training.heads.optimise import Schedule, Watch, optimise
-from workbench.training.heads.rows import Shown, frequent, load
-from workbench.training.heads.run import VOCAB_LISTED, Run, shards_of
+from workbench.training.heads.optimise import Schedule, Watch
+from workbench.training.heads.rows import Shown, frequent
+from workbench.training.heads.run import VOCAB_LISTED
 from workbench.training.heads.shards import DataSettings
 from workbench.training.heads.target import Target
 
@@ -49,7 +49,6 @@ RUNS: dict[Trained, dict[str, tuple[str, SamplingParams]]] = {
 }
 """What the engine does with a finished head."""
 LOOKED = 16  # held-out conversations that a point of the curve is measured on
-_KEPT = ("recipe", "trained", "curve", "before")  # facts of the head that one goes on from
 DRAFTED = 5
 """Steps that a finished head is measured on."""
 
@@ -77,85 +76,58 @@ def train_eagle(
 
     Raises :class:`ModelError` s, :class:`TrainingError` and ``Cancelled``.
     """
-    data, shape, schedule = data or DataSettings(), shape or EagleShape(), schedule or Schedule()
-    with shards_of(model, data, target, progress, cancel) as shards:
-        begun = None if start is None else _begun(start, kind, shape, shards.target)
-        run = Run(model, kind, shards, shape, schedule, "" if begun is None else begun.digest)
-        made = _train(run, kind, shape, begun, prompts, progress, cancel, watch)
-        return run.copied(made, out)
+    shape = shape or EagleShape()
+
+    def fits(head: HeadFile, target: Target) -> bool:
+        held = {name: tuple(value.shape) for name, value in head.tensors().items() if name != "ids"}
+        return held == _shapes(kind, shape, target)
+
+    with course(
+        model,
+        kind,
+        data,
+        shape,
+        schedule or Schedule(),
+        start=Start(start, f"{kind} head", fits),
+        target=target,
+        progress=progress,
+        cancel=cancel,
+    ) as way:
+        return way.run.copied(_train(way, kind, shape, prompts, watch), out)
 
 
-def _train(
-    run: Run,
-    kind: Trained,
-    shape: EagleShape,
-    begun: HeadFile | None,
-    prompts: int,
-    progress: Progress | None,
-    cancel: Cancel | None,
-    watch: Watch | None,
-) -> HeadFile:
-    target, schedule = run.shards.target, run.schedule
-    config = target.source.config
+def _train(way: Course, kind: Trained, shape: EagleShape, prompts: int, watch: Watch | None) -> HeadFile:
+    config = way.target.source.config
     layers = layers_read(kind, config.num_layers)
     captured = layers if kind == "eagle" else (*layers, config.num_layers)
-    trained, held = load(run.shards, captured, part(progress, 0.02, 0.4), cancel, best=True)
+    trained, held = way.load(captured, 0.4, best=True)
     ids = frequent((s.conversation for s in trained), config.vocab_size, VOCAB_LISTED)
-    loss = _loss(kind, shape, target, trained, ids, schedule.seed, begun)
+    loss = _loss(way, kind, shape, trained, ids)
     model = loss.model
 
     def look() -> dict[str, Any]:
         found = drafted(loss, held[:LOOKED], max(loss.steps, 2), overlap=False)
         return {f"right_{j + 1}": right for j, right in enumerate(found["full"])}
 
-    state = optimise(
-        model,
-        loss,
-        len(trained),
-        schedule,
-        run.folder(len(trained)),
-        run.key(len(trained)),
-        look,
-        part(progress, 0.4, 0.9),
-        cancel,
-        watch=watch,
-    )
-    report(progress, 0.9, "measuring")
-    facts: dict[str, Any] = {
-        **run.facts([s.conversation for s in trained], state),
+    facts = way.optimise(model, loss, trained, look, 0.4, 0.9, watch=watch)
+    facts |= {
         "features": list(layers),
         "layers": shape.steps if kind == "fasteagle" else 1,
         "vocab": len(loss.kept),
-        "held_out": {"conversations": len(held), **drafted(loss, held, _steps(loss), cancel=cancel)},
+        "held_out": {"conversations": len(held), **drafted(loss, held, _steps(loss), cancel=way.cancel)},
     }
-    if begun is not None:
-        facts["before"] = {n: v for n, v in begun.facts.items() if n in _KEPT}
     tensors = {name: value.to(torch.bfloat16) for name, value in model.tensors().items()}
-    fingerprint = target.source.fingerprint
-    write_head(run.path, kind, fingerprint, facts, {**tensors, "ids": ids})
-    asked = asked_of((s.conversation for s in held), prompts)
-    if asked:
-        facts["engine"] = measured(target, RUNS[kind], asked, part(progress, 0.92, 1.0), cancel)
-        write_head(run.path, kind, fingerprint, facts, {**tensors, "ids": ids})
-    return read_head(run.path)
+    return way.write(facts, {**tensors, "ids": ids}, RUNS[kind], held, prompts)
 
 
-def _loss(
-    kind: Trained,
-    shape: EagleShape,
-    target: Target,
-    trained: Sequence[Shown],
-    ids: Tensor,
-    seed: int,
-    begun: HeadFile | None,
-) -> EagleLoss:
+def _loss(way: Course, kind: Trained, shape: EagleShape, trained: Sequence[Shown], ids: Tensor) -> EagleLoss:
     """The head's parameters within their loss: as they start, or of the head that is gone on from."""
+    target, half, seed = way.target, way.half, way.run.schedule.seed
     config, source, weights = target.source.config, target.source, target.decoder.weights
-    half = torch.bfloat16 if target.plan.dtype == "bfloat16" else None
     rest = (target.decoder, vocabulary_matrix(source), ids, trained)
     start = None
-    if begun is not None:
-        start = {name: value.float() for name, value in begun.tensors().items()}
+    if way.before is not None:
+        start = {name: value.float() for name, value in way.before.tensors().items()}
     if kind == "fasteagle":
         start = start or begin_cascade(config, shape.steps, source, weights, trained, seed)
         return CascadeLoss(Cascade(config, shape.steps, start, half), shape, *rest)
@@ -168,18 +140,9 @@ def _steps(loss: EagleLoss) -> int:
     return loss.steps if isinstance(loss, CascadeLoss) else DRAFTED
 
 
-def _begun(path: Path, kind: Trained, shape: EagleShape, target: Target) -> HeadFile:
-    """The head to go on from. Raises :class:`HeadMismatch` for one of another kind, model or size."""
-    found = read_head(path)
+def _shapes(kind: Trained, shape: EagleShape, target: Target) -> dict[str, tuple[int, ...]]:
+    """Shapes of a head's tensors, by name."""
     config = target.source.config
-    if kind == "fasteagle":  # noqa: SIM108 - the other form is of its kinds alone
-        shapes = cascade_shapes(config, shape.steps)
-    else:
-        shapes = Form.of(kind, config).shapes()
-    held = {name: tuple(value.shape) for name, value in found.tensors().items() if name != "ids"}
-    if found.kind != kind or found.fingerprint != target.source.fingerprint or held != shapes:
-        raise HeadMismatch(
-            f"{path} is no {kind} head of this model's weights to go on from.",
-            hint="Start without it, or from a head that was trained for this model.",
-        )
-    return found
+    if kind == "fasteagle":
+        return cascade_shapes(config, shape.steps)
+    return Form.of(kind, config).shapes()

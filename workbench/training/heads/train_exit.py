@@ -18,16 +18,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.models.decoder import Decoder
-from workbench.models.heads import HeadFile, read_head, write_head
-from workbench.models.progress import Cancel, Progress, check_cancel, part, report
+from workbench.models.heads import HeadFile
+from workbench.models.progress import Cancel, Progress, check_cancel
 from workbench.spec.errors import OptionError
 from workbench.speculative.placement.trained_exit import KIND
 from workbench.training.heads.conversations import Conversation
+from workbench.training.heads.course import Course, course
 from workbench.training.heads.exit_adapter import ExitHead, ExitLoss
 from workbench.training.heads.medusa import vocabulary_matrix
-from workbench.training.heads.optimise import Schedule, optimise
-from workbench.training.heads.rows import Shown, frequent, load
-from workbench.training.heads.run import Run, shards_of
+from workbench.training.heads.optimise import Schedule
+from workbench.training.heads.rows import Shown, frequent
 from workbench.training.heads.shards import DataSettings
 from workbench.training.heads.target import Target
 
@@ -80,17 +80,16 @@ def train_exit(
     ``out``: a folder of heads that gets a copy of the file in the cache folder.
     Raises :class:`ModelError` s, :class:`OptionError`, :class:`TrainingError` and ``Cancelled``.
     """
-    data, shape, schedule = data or DataSettings(), shape or ExitShape(), schedule or Schedule()
-    with shards_of(model, data, target, progress, cancel) as shards:
-        run = Run(model, KIND, shards, shape, schedule)
-        return run.copied(_train(run, shape, progress, cancel), out)
+    shape, schedule = shape or ExitShape(), schedule or Schedule()
+    with course(model, KIND, data, shape, schedule, target=target, progress=progress, cancel=cancel) as way:
+        return way.run.copied(_train(way, shape), out)
 
 
-def _train(run: Run, shape: ExitShape, progress: Progress | None, cancel: Cancel | None) -> HeadFile:
-    target, source = run.shards.target, run.shards.target.source
+def _train(way: Course, shape: ExitShape) -> HeadFile:
+    target, source = way.target, way.target.source
     config, layer = source.config, shape.exits(source.config.num_layers)
-    trained, held = load(run.shards, (layer, config.num_layers), part(progress, 0.02, 0.5), cancel)
-    ids = shape.tokens((s.conversation for s in trained), config.vocab_size, run.schedule.seed)
+    trained, held = way.load((layer, config.num_layers), 0.5)
+    ids = shape.tokens((s.conversation for s in trained), config.vocab_size, way.run.schedule.seed)
     model = ExitHead(config.hidden_size, config.norm_eps)
     loss = ExitLoss(model, target.decoder, vocabulary_matrix(source), ids, trained)
 
@@ -98,36 +97,22 @@ def _train(run: Run, shape: ExitShape, progress: Progress | None, cancel: Cancel
         found = loss.hits(held[:LOOKED], (1, 8))
         return {f"top{k}": round(share, 4) for k, share in found.items()}
 
-    count = len(trained)
-    state = optimise(
-        model,
-        loss,
-        count,
-        run.schedule,
-        run.folder(count),
-        run.key(count),
-        look,
-        part(progress, 0.5, 0.9),
-        cancel,
-    )
-    report(progress, 0.9, "measuring")
+    facts = way.optimise(model, loss, trained, look, 0.5, 0.9)
     tensors = {"gain": model.gain.detach().bfloat16(), "matrix": model.matrix.detach().bfloat16()}
     served = ExitHead(config.hidden_size, config.norm_eps)
     served.load_state_dict(tensors)  # what the file holds is what is measured
     lens = ExitHead(config.hidden_size, config.norm_eps)
-    facts: dict[str, Any] = {
-        **run.facts([s.conversation for s in trained], state),
+    facts |= {
         "layer": layer,
         "features": [layer],
         "vocab": len(ids),
         "held_out": {
             "conversations": len(held),
-            "lens": hit_rates(target.decoder, lens, held, cancel),
-            "adapter": hit_rates(target.decoder, served, held, cancel),
+            "lens": hit_rates(target.decoder, lens, held, way.cancel),
+            "adapter": hit_rates(target.decoder, served, held, way.cancel),
         },
     }
-    write_head(run.path, KIND, source.fingerprint, facts, tensors)
-    return read_head(run.path)
+    return way.write(facts, tensors)
 
 
 @torch.inference_mode()

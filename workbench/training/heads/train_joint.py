@@ -20,17 +20,18 @@ from workbench.models.cache import new_folder
 from workbench.models.convert import save_weights
 from workbench.models.folder import read_json
 from workbench.models.heads import HeadFile
-from workbench.models.progress import Cancel, Progress, part, report
+from workbench.models.progress import Cancel, Progress, report
 from workbench.models.registry import resolve
 from workbench.spec.errors import OptionError, StorageError
 from workbench.training.heads.capture import capture
+from workbench.training.heads.course import Course, course
 from workbench.training.heads.medusa import MedusaHeads, vocabulary_matrix
 from workbench.training.heads.medusa2 import Joint, JointLoss, JointShape
-from workbench.training.heads.optimise import Schedule, optimise
+from workbench.training.heads.optimise import Schedule
 from workbench.training.heads.pruned import Pruned, layer_tensors
-from workbench.training.heads.rows import Rows, frequent, load
-from workbench.training.heads.run import VOCAB_KEPT, Run, shards_of
-from workbench.training.heads.shards import DataSettings
+from workbench.training.heads.rows import Rows, frequent
+from workbench.training.heads.run import VOCAB_KEPT, Run
+from workbench.training.heads.shards import DataSettings, Shards
 from workbench.training.heads.target import Target, open_target
 from workbench.training.heads.train import finish
 
@@ -57,10 +58,11 @@ def train_joint(
     made, :class:`ModelError` s, :class:`TrainingError` and ``Cancelled``.
     """
     _require_room(folder)
-    data, shape, schedule = data or DataSettings(), shape or JointShape(), schedule or Schedule(lr=1e-3)
-    with shards_of(model, data, target, progress, cancel) as shards:
-        run = Run(model, "joint", shards, shape, schedule)
-        return _train(run, folder, shape, prompts, progress, cancel)
+    shape, schedule = shape or JointShape(), schedule or Schedule(lr=1e-3)
+    with course(
+        model, "joint", data, shape, schedule, target=target, progress=progress, cancel=cancel
+    ) as way:
+        return _train(way, folder, shape, prompts)
 
 
 def _require_room(folder: Path) -> None:
@@ -77,36 +79,26 @@ def _require_room(folder: Path) -> None:
         ) from None
 
 
-def _train(
-    run: Run, folder: Path, shape: JointShape, prompts: int, progress: Progress | None, cancel: Cancel | None
-) -> tuple[Path, HeadFile]:
-    target, source = run.shards.target, run.shards.target.source
+def _train(way: Course, folder: Path, shape: JointShape, prompts: int) -> tuple[Path, HeadFile]:
+    run, target, source = way.run, way.target, way.target.source
     config = source.config
-    trained, held = load(run.shards, (config.num_layers,), part(progress, 0.02, 0.3), cancel)
+    trained, held = way.load((config.num_layers,), 0.3)
     ids = frequent((s.conversation for s in trained), config.vocab_size, VOCAB_KEPT)
-    half = torch.bfloat16 if target.plan.dtype == "bfloat16" else None
-    backbone = Pruned(config, layer_tensors(source, range(config.num_layers)), half)
+    backbone = Pruned(config, layer_tensors(source, range(config.num_layers)), way.half)
     joint = Joint(backbone, MedusaHeads(shape.own, config.hidden_size, run.schedule.seed))
     loss = JointLoss(joint, shape, target.decoder, vocabulary_matrix(source), ids, trained)
-    state = optimise(
-        joint,
-        loss,
-        len(trained),
-        run.schedule,
-        run.folder(len(trained)),
-        run.key(len(trained)),
-        lambda: loss.looked(held[:LOOKED]),
-        part(progress, 0.3, 0.8),
-        cancel,
-        slower={"backbone": shape.slower},
-    )
-    report(progress, 0.8, "writing the model")
+
+    def look() -> dict[str, float]:
+        return loss.looked(held[:LOOKED])
+
+    trained_on = way.optimise(joint, loss, trained, look, 0.3, 0.8, slower={"backbone": shape.slower})
+    report(way.progress, 0.8, "writing the model")
     write_model(folder, run, joint.backbone)
-    made = open_target(folder, dtype=target.plan.dtype, numerics=target.plan.numerics, cancel=cancel)
+    made = open_target(folder, dtype=target.plan.dtype, numerics=target.plan.numerics, cancel=way.cancel)
     apart = {n: v for n, v in loss.looked(held).items() if not n.startswith("top1")}
     facts: dict[str, Any] = {
         "heads": shape.heads,
-        **run.facts([s.conversation for s in trained], state),
+        **trained_on,
         "target": folder.name,
         "made_of": {"target": Path(run.model).name, "fingerprint": source.fingerprint, **apart},
     }
@@ -116,10 +108,9 @@ def _train(
         Rows.of(s.conversation, streams[0].to(torch.bfloat16).clone())
         for s, streams in zip(held, shown, strict=True)
     ]
-    path = Run(folder, KIND, run.shards, shape, run.schedule).path
-    return folder, finish(
-        made, joint.heads, ids, rows, path, facts, prompts, part(progress, 0.85, 1.0), cancel
-    )
+    of_made = Run(folder, KIND, Shards(made, run.shards.settings), shape, run.schedule)
+    last = Course(of_made, progress=way.progress, cancel=way.cancel)
+    return folder, finish(last, joint.heads, ids, rows, facts, prompts)
 
 
 def write_model(folder: Path, run: Run, backbone: Pruned) -> None:
