@@ -3,7 +3,8 @@
 Philox4x64-10 (Salmon et al., SC 2011) with NumPy's conventions: key (seed, 0), counter (block, position,
 stream, sample), blocks counted from 1, four 64-bit words a block. A uniform number is the word's upper 53
 bits times 2^-53. Nothing is stepped, so a token does not depend on its batch, on chunking or on how many
-drafts were checked before it.
+drafts were checked before it. Coins and drafted tokens belong to the position at which their round began; how
+far ahead they are is added to the stream, `AHEAD` a place.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-#: Streams of randomness at one position: the token itself, acceptance coins of drafts, drafted tokens.
+#: Streams of randomness: the token itself, acceptance coins of drafts, drafted tokens.
 TOKEN, COIN, DRAFT = 0, 1, 2
+AHEAD = 1 << 8
 
 _M0 = tl.constexpr(0xD2E7470EE14C6C93)
 _M1 = tl.constexpr(0xCA5A826395121157)

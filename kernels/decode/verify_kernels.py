@@ -10,9 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from workbench.kernels.decode.noise import COIN, uniform
+from workbench.kernels.decode.noise import AHEAD, COIN, uniform
 
 _COIN = tl.constexpr(COIN)
+_AHEAD = tl.constexpr(AHEAD)
 
 
 @triton.jit
@@ -133,7 +134,8 @@ def rejection_kernel(
             shared, total = _overlap(mine, qrow, V, VQ, BV)
             tl.store(expected + b * NP + judged, shared)
             judged += 1
-            coin = uniform(sibling, (start_at + depth).to(tl.uint64), _COIN, sample, seed)
+            place = (depth * _AHEAD + _COIN).to(tl.uint64)
+            coin = uniform(sibling, start_at.to(tl.uint64), place, sample, seed)
             following = tl.min(tl.where((parent == at) & (i > node), i, NP), 0)
             if coin < p / tl.where(drawn > 0.0, drawn, 1.0):
                 taken = node

@@ -140,7 +140,7 @@ def test_drafting_with_the_targets_noise_is_rejected(toy):
     ("kind", "rule"), [("sampled", "auto"), ("sampled", "r5"), ("sampled", "r4"), ("deterministic", "auto")]
 )
 def test_three_tokens_over_several_rounds(toy, kind, rule):
-    """125 cells of a 5-symbol Markov chain, drafted two at a time; a rejected draft's noise is reused."""
+    """125 cells of a 5-symbol Markov chain, drafted two at a time."""
     target, draft = toy.models(5, 2)
     draft = (draft + 0.1) / (draft + 0.1).sum(-1, keepdim=True)
     verify = ExactVerify(rule)
@@ -159,6 +159,34 @@ def test_three_tokens_over_several_rounds(toy, kind, rule):
             out += [*(tokens[i] for i in verdict.path), verdict.token]
         counts[tuple(out[1:4])] += 1
     assert toy.goodness(counts, toy.future(target, 0, 3)) > ALPHA
+
+
+class Reused(PositionNoise):
+    """The noise of a position for drafts and coins too: what a round discarded is met again by the next."""
+
+    def key(self, depth, stream):
+        return Key(self.seed, self.index, self.start + depth, stream)
+
+
+def test_a_block_judged_as_a_whole_needs_fresh_noise_in_the_next_round(toy):
+    """R5 keeps nothing because of what later drafts were: with their noise again, what follows is biased."""
+    (target, _), (_, draft) = toy.models(3, 1), toy.models(3, 7)
+    fits = []
+    for noise_of in (PositionNoise, Reused):
+        counts = torch.zeros(3, 3, 3, dtype=torch.long)
+        for seed in range(ROUNDS // 2):
+            out = [0]
+            while len(out) < 4:
+                noise = noise_of(seed, 0, len(out))
+                tokens = [out[-1]]
+                for depth in range(3):
+                    tokens.append(noise.draft(draft[tokens[-1]], depth))
+                tree = DraftTree.chain(tokens[1:], "toy", draft[tokens[:-1]])
+                verdict = block(tree, target[tokens], noise.token, noise.coin)
+                out += [*(tree.tokens[i] for i in verdict.path), verdict.token]
+            counts[tuple(out[1:4])] += 1
+        fits.append(toy.goodness(counts, toy.future(target, 0, 3)))
+    assert fits[0] > ALPHA > fits[1]
 
 
 def test_gumbel_max_draws_from_the_law_at_every_kind_of_key(toy):

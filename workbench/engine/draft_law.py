@@ -1,8 +1,8 @@
 """What a drafter's model may draw from: the target's own processing, applied to the drafter's logits.
 
 Mask, penalties, temperature and filters are those of the request, with the draft's own path, so that a draft
-is proposed from the law family it will be judged in. Draws use the noise of their position in a stream of
-their own: shared with the target's noise, drafts would bias the output.
+is proposed from the law family it will be judged in. Draws use noise of their own, fresh in every round: that
+of the target's tokens, or of drafts that were discarded, would bias the output.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Verify(Protocol):
         """``p`` [n+1, V]: the processed law at the root and at each node.
 
         ``sample(law, depth)`` draws with the noise that belongs to a position, ``coin(depth, i)`` is a
-        uniform number of that position.
+        uniform number of that place in this round, which no other round sees.
         """
         ...
 
@@ -208,8 +208,8 @@ class Sampler(Protocol):
 
 
 class Coin(Protocol):
-    """Uniform numbers in [0, 1) that belong to a position."""
+    """Uniform numbers in [0, 1) that belong to a place in a round."""
 
     def __call__(self, depth: int, i: int) -> float:
-        """The ``i``-th coin of the position ``depth`` tokens after the root."""
+        """The ``i``-th coin of the place ``depth`` tokens after the root."""
         ...

@@ -7,6 +7,10 @@ What one seed means: sample ``i`` of a request (``n`` > 1) uses stream set ``i``
 samples differ and sample 0 equals the run with n = 1. Prompts do not enter: two requests with the same
 seed see the same noise at the same absolute position (common random numbers, which makes A/B runs of one
 prompt comparable); give each prompt its own seed where independence matters.
+
+Drafts are different: what a round drafted may decide how much of it was kept (block verification judges a
+chain as a whole), so a position that comes again in the next round must not show the same noise. Coins and
+drafted tokens belong to the position at which their round began, and to how far ahead of it they are.
 """
 
 from __future__ import annotations
@@ -23,24 +27,33 @@ class Stream(enum.IntEnum):
     """Independent uses of randomness at one position."""
 
     TOKEN = 0  # the token the target draws there, with or without a draft
-    COIN = 1  # acceptance coins of drafts
+    COIN = 1  # acceptance coins of a round's drafts
     DRAFT = 2  # tokens a drafter draws; shared with the target's noise, drafts would bias the output
 
 
+AHEAD = 1 << 8
+"""What one place ahead adds to the counter's word of the stream."""
+
+
 class Key(NamedTuple):
-    """Names one noise vector. All fields are whole numbers in [0, 2**64)."""
+    """Names one noise vector. All fields are whole numbers in [0, 2**64), ``ahead`` below 2**56.
+
+    ``ahead``: of a round that began at ``position``, how many places on; 0 for what belongs to a position.
+    """
 
     seed: int
     sample: int
     position: int
     stream: int = Stream.TOKEN
+    ahead: int = 0
 
 
 def uniforms(key: Key, n: int) -> NDArray[np.float64]:
     """``n`` numbers in [0, 1), multiples of 2**-53; a prefix of those for a larger ``n``."""
     # Words 1..3 of the counter name the use, word 0 counts blocks within it: distinct keys never share a
     # block. random_raw is used because NumPy keeps a bit generator's raw stream stable between versions.
-    counter = np.array([0, key.position, key.stream, key.sample], dtype=np.uint64)
+    use = key.stream + AHEAD * key.ahead
+    counter = np.array([0, key.position, use, key.sample], dtype=np.uint64)
     bits = np.random.Philox(key=np.array([key.seed, 0], dtype=np.uint64), counter=counter)
     raw: NDArray[np.uint64] = bits.random_raw(n)
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53

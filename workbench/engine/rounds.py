@@ -23,9 +23,10 @@ from workbench.engine.clock import PhaseClock
 from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_seams import DraftTree, Verdict
 from workbench.engine.feature_runner import FeatureRunner
-from workbench.engine.noise import Key, Stream, uniforms
+from workbench.engine.noise import Stream, uniforms
 from workbench.engine.pages import NULL_PAGE
 from workbench.engine.processing import not_finite
+from workbench.engine.sampling import PositionNoise
 from workbench.engine.scheduler import Batch
 from workbench.engine.seams import SpanPlan
 from workbench.engine.sequence import Sequence
@@ -37,7 +38,7 @@ BUCKET = 256
 
 
 class Noise(NamedTuple):
-    """Of sequences that are sampled: settings [B, 1, 1] each, and the uniform numbers of their positions.
+    """Of sequences that are sampled: settings [B, 1, 1] each, and the uniform numbers of their places.
 
     ``draft`` float64 [B, γ, V], ``coins`` [B, γ], ``token`` [B, γ + 1, V].
     """
@@ -216,12 +217,12 @@ class Rounds:
             if p.greedy:
                 continue
             settings[:, i, 0, 0] = p.temperature, p.top_k, p.top_p, p.min_p
+            noise = PositionNoise(p.seed, seq.sample, len(seq.tokens))
             for j in range(length + 1):
-                key = Key(p.seed, seq.sample, len(seq.tokens) + j)
-                token[i, j] = uniforms(key, vocab)
+                token[i, j] = uniforms(noise.key(j, Stream.TOKEN), vocab)
                 if j < length:
-                    draft[i, j] = uniforms(key._replace(stream=Stream.DRAFT), vocab)
-                    coins[i, j] = uniforms(key._replace(stream=Stream.COIN), 1)[0]
+                    draft[i, j] = uniforms(noise.key(j, Stream.DRAFT), vocab)
+                    coins[i, j] = noise.coin(j, 0)
         made = (torch.from_numpy(a).to(self._runner.device) for a in (*settings, draft, coins, token))
         return Noise(*made)
 

@@ -2,6 +2,7 @@
 
 All three follow from the sequence's committed ids and the node's own path, never from the step, the
 batch or other branches, so that a drafted token is judged exactly as if its path had been committed.
+Tokens have the noise of their position, coins and drafts that of their place in the round.
 """
 
 from __future__ import annotations
@@ -31,22 +32,25 @@ class PositionNoise:
 
     def token(self, law: Tensor, depth: int) -> int:
         """Draw from ``law`` [V] what follows ``depth`` accepted tokens."""
-        return sample(law, self._key(depth, Stream.TOKEN))
+        return sample(law, self.key(depth, Stream.TOKEN))
 
     def coin(self, depth: int, i: int) -> float:
-        """The ``i``-th acceptance coin, in [0, 1), of that place."""
-        return uniform(self._key(depth, Stream.COIN), i)
+        """The ``i``-th acceptance coin, in [0, 1), of that place in this round."""
+        return uniform(self.key(depth, Stream.COIN), i)
 
     def draft(self, law: Tensor, depth: int) -> int:
         """What a drafter draws from its ``law`` [V] there: another stream than the target's."""
-        return sample(law, self._key(depth, Stream.DRAFT))
+        return sample(law, self.key(depth, Stream.DRAFT))
 
     def drafts(self, law: Tensor, depth: int, k: int) -> list[int]:
         """``k`` such draws without replacement, in order; fewer where the law has fewer tokens."""
-        return several(law, self._key(depth, Stream.DRAFT), k)
+        return several(law, self.key(depth, Stream.DRAFT), k)
 
-    def _key(self, depth: int, stream: Stream) -> Key:
-        return Key(self.seed, self.index, self.start + depth, stream)
+    def key(self, depth: int, stream: Stream) -> Key:
+        """Name of that noise: the next round has the same for a token, and fresh coins and drafts."""
+        if stream is Stream.TOKEN:
+            return Key(self.seed, self.index, self.start + depth)
+        return Key(self.seed, self.index, self.start, stream, depth)
 
 
 def row_paths(tree: DraftTree | None) -> list[tuple[int, ...]]:

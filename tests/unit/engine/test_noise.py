@@ -32,11 +32,12 @@ def test_a_longer_vector_starts_with_the_shorter_one():
 def test_every_field_of_the_key_matters():
     base = Key(1, 2, 3, Stream.TOKEN)
     others = [
-        base._replace(**{f: v}) for f, v in (("seed", 9), ("sample", 9), ("position", 9), ("stream", 1))
+        base._replace(**{f: v})
+        for f, v in (("seed", 9), ("sample", 9), ("position", 9), ("stream", 1), ("ahead", 1))
     ]
     swapped = [Key(1, 3, 2, 0), Key(2, 1, 3, 0), Key(3, 2, 1, 0)]
     values = {uniform(k) for k in (base, *others, *swapped)}
-    assert len(values) == 8
+    assert len(values) == 9
     assert uniform(Key(2**64 - 1, 0, 0)) != uniform(Key(0, 0, 0))
 
 
@@ -84,4 +85,13 @@ def test_streams_of_a_position_differ():
     law = torch.full((4096,), 1 / 4096, dtype=torch.float64)
     assert noise.token(law, 2) != noise.draft(law, 2)
     assert noise.token(law, 2) == PositionNoise(3, 0, 52).token(law, 0)
-    assert noise.coin(1, 0) == PositionNoise(3, 0, 51).coin(0, 0) != noise.coin(1, 1)
+    assert noise.coin(1, 0) != noise.coin(1, 1)
+
+
+def test_the_next_round_draws_tokens_by_position_and_has_fresh_coins_and_drafts():
+    """What was drafted and not kept may have decided that it was not: its noise must not come again."""
+    law = torch.full((4096,), 1 / 4096, dtype=torch.float64)
+    noise, later = PositionNoise(3, 0, 50), PositionNoise(3, 0, 51)
+    assert noise.token(law, 1) == later.token(law, 0)
+    assert noise.coin(1, 0) != later.coin(0, 0)
+    assert noise.draft(law, 1) != later.draft(law, 0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workbench.engine.draft_seams import DraftTree
-from workbench.engine.noise import Key, Stream, uniforms
+from workbench.engine.noise import Stream, uniforms
 from workbench.engine.params import SamplingParams
 from workbench.engine.processing import law
 from workbench.engine.sampling import PositionNoise
@@ -47,7 +47,7 @@ def logits(seed: int, rows: int) -> Tensor:
 
 
 def noise(start: int, rows: int, stream: Stream = Stream.TOKEN) -> Tensor:
-    keys = [[Key(p.seed, 0, start + j, stream) for j in range(rows)] for p in PARAMS]
+    keys = [[PositionNoise(p.seed, 0, start).key(j, stream) for j in range(rows)] for p in PARAMS]
     return torch.stack([torch.stack([torch.from_numpy(uniforms(k, VOCAB)) for k in row]) for row in keys])
 
 
