@@ -31,6 +31,7 @@ class HeadName(StrEnum):
     eagle = "eagle"
     fasteagle = "fasteagle"
     draft = "draft"
+    streams = "streams"
     exit_adapter = "exit_adapter"
     lede = "lede"
 
@@ -38,8 +39,8 @@ class HeadName(StrEnum):
 EAGLE_RATE, MEDUSA_RATE, DRAFT_RATE = 2e-3, 3e-3, 1e-3
 EAGLE_VOCAB, DRAFT_VOCAB = 4096, 8192
 _RATES = {HeadName.medusa: MEDUSA_RATE, HeadName.draft: DRAFT_RATE}
-_LAYERS = {HeadName.draft: 6}
-_VOCABS = {HeadName.draft: DRAFT_VOCAB}
+_LAYERS = {HeadName.draft: 6, HeadName.streams: 0}
+_VOCABS = {HeadName.draft: DRAFT_VOCAB, HeadName.streams: DRAFT_VOCAB}
 
 
 class LossOption(StrEnum):
@@ -55,7 +56,8 @@ def train(
         HeadName,
         typer.Argument(
             metavar="WHAT",
-            help="The head: medusa, eagle3, eagle or fasteagle; a draft model: draft; exit_adapter; or lede.",
+            help="The head: medusa, eagle3, eagle or fasteagle; a draft model: draft, and its streams; "
+            "exit_adapter; or lede.",
         ),
     ],
     target: Annotated[
@@ -108,6 +110,9 @@ def train(
             rich_help_panel=_TRAINING,
         ),
     ] = None,
+    streams: Annotated[
+        int, typer.Option(min=1, max=8, help="streams: of a row.", rich_help_panel=_TRAINING)
+    ] = 2,
     unroll: Annotated[
         int,
         typer.Option(
@@ -117,7 +122,10 @@ def train(
     layers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Its layers: fasteagle 4 when not given, draft 6.", rich_help_panel=_TRAINING
+            min=1,
+            help="Its layers: fasteagle 4 when not given, draft 6; streams: those they pass through, two "
+            "thirds of the draft model's.",
+            rich_help_panel=_TRAINING,
         ),
     ] = None,
     layer: Annotated[
@@ -152,7 +160,9 @@ def train(
     start: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="EAGLE, draft: the file of a head to go on from.", rich_help_panel=_TRAINING
+            "--from",
+            help="EAGLE, draft: the file of a head to go on from; streams: the draft model's.",
+            rich_help_panel=_TRAINING,
         ),
     ] = None,
     to: Annotated[
@@ -186,6 +196,7 @@ def train(
     from workbench.training.heads.train_eagle import train_eagle
     from workbench.training.heads.train_exit import ExitShape, train_exit
     from workbench.training.heads.train_joint import JointShape, train_joint
+    from workbench.training.heads.train_streams import StreamShape, train_streams
 
     if threads is not None:
         import torch
@@ -209,6 +220,10 @@ def train(
         elif head is HeadName.draft:
             draft_shape = DraftShape(layers=deep, vocab=words, loss=loss.value)
             made = train_draft(target, data, draft_shape, schedule, start=start, **common)
+        elif head is HeadName.streams:
+            made = train_streams(
+                target, data, StreamShape(streams, deep, words), schedule, start=start, **common
+            )
         elif head is HeadName.exit_adapter:
             made = train_exit(target, data, ExitShape(layer, words), schedule, **common)
         else:
@@ -218,7 +233,7 @@ def train(
     if json:
         print_json(summary(made))
     else:
-        _show(made)
+        _show(head, made)
 
 
 def _step_aside() -> None:
@@ -227,13 +242,17 @@ def _step_aside() -> None:
         os.nice(19)
 
 
-def _show(head: HeadFile) -> None:
+def _show(name: HeadName, head: HeadFile) -> None:
     from rich.table import Table
 
     facts: dict[str, Any] = dict(head.facts)
     held = facts["held_out"]
     if head.kind == "exit_adapter":
         _show_exit(held)
+        print(f"written to {head.path}")
+        return
+    if name is HeadName.streams:
+        _show_streams(facts["streams"])
         print(f"written to {head.path}")
         return
     if head.kind == "medusa":
@@ -248,10 +267,10 @@ def _show(head: HeadFile) -> None:
     for k in range(len(held[next(iter(columns.values()))])):
         table.add_row(str(k + 1), *(f"{held[n][k]:.3f}" for n in columns.values()))
     out().print(table)
-    for name, run in facts.get("engine", {}).items():
+    for way, run in facts.get("engine", {}).items():
         tau = run["tau"]
         if tau is not None:
-            print(f"{name}: {tau:.2f} tokens per step on {run['prompts']} held-out prompts")
+            print(f"{way}: {tau:.2f} tokens per step on {run['prompts']} held-out prompts")
     print(f"written to {head.path}")
     if "made_of" in facts:
         made_of = facts["made_of"]
@@ -259,6 +278,14 @@ def _show(head: HeadFile) -> None:
             f"{facts['target']} is another model than {made_of['target']}: {made_of['divergence']:.3f} nats "
             f"away from it, with the same likeliest token in {made_of['same']:.1%} of cases."
         )
+
+
+def _show_streams(facts: dict[str, Any]) -> None:
+    """How often each stream guesses what the draft model then says, and what a pass makes of its chain."""
+    for number, share in enumerate(facts["right"], 1):
+        print(f"stream {number}: right in {share:.1%} of cases")
+    for streams, tokens in facts["passes"].items():
+        print(f"{streams} streams: {tokens:.2f} tokens of the draft model's chain per pass")
 
 
 def _show_exit(held: dict[str, Any]) -> None:

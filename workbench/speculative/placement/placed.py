@@ -21,6 +21,7 @@ from workbench.spec.technique import option
 from workbench.speculative.distilled import distilled_decoder
 from workbench.speculative.draft_model import cut_out, distilled_head, layers_kept
 from workbench.speculative.head_options import drafted_vocab
+from workbench.speculative.layer_options import layer_count, layer_source
 from workbench.speculative.placement.here import HereLink, Unplaced
 from workbench.speculative.placement.mirror_worker import MirrorWorker, Windows
 from workbench.speculative.placement.remote import Link, RemoteDrafter
@@ -38,18 +39,8 @@ Where = Literal["process", "here"]
 class PlaceOptions:
     """Options that both techniques share: what drafts, and where it sits."""
 
-    source: str = option(
-        "auto",
-        choices=("auto", "trained", "cut"),
-        help="Layers distilled from the target, or its own as they are. auto: distilled, if there are any.",
-    )
-    layers: int = option(
-        0,
-        low=0,
-        high=1024,
-        unit="layers",
-        help="Layers cut out of the target: the first ones, and the last. 0: one more than a fifth.",
-    )
+    source: str = layer_source()
+    layers: int = layer_count()
     vocab: int = drafted_vocab()
     place: str = option(
         "process",
@@ -88,17 +79,12 @@ def place_of(owner: str, config: Any, context: Any, how: Growth | Windows) -> Pl
     Raises :class:`OptionError` for as many layers as the target has and a device that is not there, and where
     distilled layers are insisted on :class:`MissingHead` or :class:`HeadMismatch`.
     """
-    target = context.config.num_layers
-    if config.layers >= target or target < 2:
-        raise OptionError(
-            f"{owner}.layers = {config.layers} is too many: the target has {target}.",
-            hint=f"Choose {target - 1} at most." if target > 1 else "Choose another drafter.",
-        )
+    layers = layers_kept(context.config.num_layers, config.layers, owner)
     if config.place == "process" and config.device != "cpu" and not torch.cuda.is_available():
         raise OptionError(f"{owner}.device = {config.device}: there is none.", hint="Set it to cpu.")
     head = distilled_head(owner, config.source, config.layers, context)
     return Place(
-        layers_kept(target, config.layers),
+        layers,
         how,
         cast(Where, config.place),
         config.device,
@@ -113,8 +99,9 @@ def drafting_kv(
     target: Decoder, layers: Sequence[int], head: HeadFile | None, vocab: int, streams: int = 0
 ) -> TreeKV:
     """The drafter's model on its target, with KV of its own. Raises what :func:`streams_of` raises."""
-    decoder, ids = cut_out(target, layers), None
-    if head is not None:
+    if head is None:
+        decoder, ids = cut_out(target, layers), None
+    else:
         weights, config = target.weights, target.config
         pack = plain_pack(weights.dtype, weights.numerics, str(weights.device), activation=config.activation)
         decoder, ids = distilled_decoder(head, vocab, target, pack)

@@ -9,7 +9,7 @@ later streams of its row, so the drafter's own law is what it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,8 @@ from workbench.models.heads import HeadFile
 from workbench.spec.errors import HeadMismatch, OptionError
 from workbench.speculative.placement.tree_kv import Fed, TreeKV
 
-CARRY, MARKS = "streams.carry", "streams.marks"
+PREFIX = "streams."
+CARRY, MARKS = f"{PREFIX}carry", f"{PREFIX}marks"
 """Names in a draft model's file."""
 
 
@@ -50,7 +51,8 @@ def streams_of(head: HeadFile | None, count: int, decoder: Decoder) -> Streams:
     Raises :class:`OptionError` where there are not so many, :class:`HeadMismatch` where they do not fit.
     """
     again = "'workbench train streams' makes them"
-    tensors: Mapping[str, Tensor] = {} if head is None else decoded(head.tensors())
+    stored = {} if head is None else head.tensors()
+    tensors = decoded({name: value for name, value in stored.items() if name.startswith(PREFIX)})
     if head is None or CARRY not in tensors or MARKS not in tensors:
         raise OptionError(
             f"streams = {count}, but the drafter has none: "

@@ -7,14 +7,14 @@ heads, biases and windows of every family are what they are there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.models.block import Rotation, torch_block
+from workbench.models.block import Block, Rotation, torch_block
 from workbench.models.config import ModelConfig
 from workbench.models.gated import ACTIVATIONS, Gated
 from workbench.models.norms import Norm
@@ -87,17 +87,32 @@ class Pruned(nn.Module):
     def forward(self, embedded: Tensor, batch: Batch) -> Tensor:
         """What the vocabulary matrix is given [N, H] at the answers' rows, of inputs [C, H] of all rows."""
         config = self.config
-        held = {name: getattr(self, plain) for name, plain in self._names.items()}
-        reader = Reader(_Live(config, held), torch.float32, embedded.device)
-        rotations = {kind: self._rotation(table, batch) for kind, table in self._tables.items()}
         hidden, last = embedded, config.num_layers - 1
+        for index, block in enumerate(self.blocks()):
+            q, k, v = block.enter(hidden, self.rotation(index, batch.positions))
+            out = attended(q * config.query_scale, k, v, batch, config.window(index))
+            hidden = block.leave(out, hidden, batch.answers if index == last else None)
+        return self.norm(hidden)
+
+    def blocks(self) -> Iterator[Block]:
+        """The layers, over the parameters as they are now."""
+        held = {name: getattr(self, plain) for name, plain in self._names.items()}
+        config, device = self.config, next(iter(held.values())).device
+        reader = Reader(_Live(config, held), torch.float32, device)
         for index in range(config.num_layers):
             layer = read_layer(reader, self._pack(), index)
-            block = torch_block(layer, config, _norm, _gated(config.activation))
-            q, k, v = block.enter(hidden, rotations[config.layer_types[index]])
-            out = _attend(q * config.query_scale, k, v, batch, config.window(index))
-            hidden = block.leave(out, hidden, batch.answers if index == last else None)
-        return _norm(reader.gain(FINAL, config.hidden_size), config.norm_eps)(hidden)
+            yield torch_block(layer, config, _norm, _gated(config.activation))
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The last norm."""
+        config, gain = self.config, getattr(self, self._names[FINAL])
+        held = Reader(_Live(config, {FINAL: gain}), torch.float32, gain.device)
+        return _norm(held.gain(FINAL, config.hidden_size), config.norm_eps)(hidden)
+
+    def rotation(self, index: int, positions: Tensor) -> Rotation:
+        """Cosines and sines for a layer's rows [T] at ``positions``."""
+        cos, sin = self._tables[self.config.layer_types[index]].gather(positions, int(positions.max()))
+        return cos[:, None], sin[:, None]
 
     def _pack(self) -> Pack:
         precision = self.precision
@@ -110,10 +125,6 @@ class Pruned(nn.Module):
             )
 
         return pack
-
-    def _rotation(self, table: RopeTable, batch: Batch) -> Rotation:
-        cos, sin = table.gather(batch.positions, int(batch.positions.max()))
-        return cos[:, None], sin[:, None]
 
 
 def _norm(gain: Tensor, eps: float) -> Norm:
@@ -130,7 +141,7 @@ def _gated(activation: str) -> Gated:
     return product
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, batch: Batch, window: int | None) -> Tensor:
+def attended(q: Tensor, k: Tensor, v: Tensor, batch: Batch, window: int | None) -> Tensor:
     """[C, Hq * D] of scaled queries [C, Hq, D]: every row sees its conversation up to itself."""
     count, longest = len(batch.shown), batch.longest
     at = batch.conversation * longest + batch.positions
