@@ -27,6 +27,7 @@ from workbench.speculative.distilled import KIND, begun_layers, distilled_decode
 from workbench.speculative.drafted_chain import draft_chains
 from workbench.speculative.fused.program import FusedChain
 from workbench.speculative.head_options import drafted_vocab, head_bits
+from workbench.speculative.layer_options import layer_count, layer_source
 from workbench.speculative.second_model import SecondModel
 
 
@@ -35,18 +36,8 @@ class Config:
     """Which layers the drafter has, and how far and how it drafts."""
 
     k: int = option(4, low=1, high=32, unit="tokens", help="Tokens drafted at most per step.")
-    source: str = option(
-        "auto",
-        choices=("auto", "trained", "cut"),
-        help="Layers distilled from the target, or its own as they are. auto: distilled, if there are any.",
-    )
-    layers: int = option(
-        0,
-        low=0,
-        high=1024,
-        unit="layers",
-        help="Layers cut out of the target: the first ones, and the last. 0: one more than a fifth.",
-    )
+    source: str = layer_source()
+    layers: int = layer_count()
     model: str = option(
         "",
         help="A second model, by name or folder, in place of layers of the target; none when empty. The "
@@ -92,15 +83,15 @@ SPEC = TechniqueSpec(
 )
 
 
-def layers_kept(target: int, layers: int) -> tuple[int, ...]:
-    """Numbers of the target's layers that a drafter of ``layers`` has (0: one more than a fifth).
+def layers_kept(target: int, layers: int, owner: str = SPEC.id) -> tuple[int, ...]:
+    """Numbers of the target's layers that the drafter ``owner`` of ``layers`` has (0: one more than a fifth).
 
     Raises :class:`OptionError` for as many as the target has.
     """
     layers = layers or max(1, min(target - 1, target // 5 + 1))
     if layers >= target:
         raise OptionError(
-            f"draft_model.layers = {layers} is too many: the target has {target}.",
+            f"{owner}.layers = {layers} is too many: the target has {target}.",
             hint=f"Choose {target - 1} at most." if target > 1 else "Choose another drafter.",
         )
     return (*range(max(1, layers - 1)), *range(target - 1, target))[:layers]
