@@ -88,6 +88,7 @@ def meters(c: Controller) -> dict[str, Any]:
         "draft": live.draft(),
         "path": code_path.in_words(live.path, live.uses, c.pinned.path if c.pinned is not None else ()),
         "keys": list(live.path),
+        "warnings": list(dict.fromkeys(w for s in live.steps for w in s.warnings)),
         "kind": live.kind,
         "tag": f"measured on {c.session.plan.device}, {c.session.plan.numerics}, {c.session.profile} profile",
         "quality": quality(c, last if finished else None),

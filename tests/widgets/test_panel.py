@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from workbench.spec.errors import OptionError, PlanError, RecordError
 from workbench.spec.events import DraftRecord
 from workbench.spec.recipe import Recipe, Use
+from workbench.widgets import snapshot
 from workbench.widgets.collect import LiveRun
 
 
@@ -23,6 +25,15 @@ def test_a_run_gives_text_numbers_and_a_picture(panel: Any) -> None:
     assert meters["memory"]["kv_payload"] == run.memory["kv_payload"]
     assert meters["latency"]["decode_speed"] == run.metric("decode_speed").value
     assert len(meters["strip"]) == len(run.steps)
+
+
+def test_what_a_run_warned_of_stands_below_its_path(panel: Any) -> None:
+    panel.run().result(10)
+    live = panel._controller.live
+    assert snapshot.meters(panel._controller)["warnings"] == []
+    live.steps[0] = replace(live.steps[0], warnings=("the file is damaged",))
+    live.steps[1] = replace(live.steps[1], warnings=("the file is damaged", "nobody drafts"))
+    assert snapshot.meters(panel._controller)["warnings"] == ["the file is damaged", "nobody drafts"]
 
 
 def run_pieces(panel: Any) -> list[list[Any]]:

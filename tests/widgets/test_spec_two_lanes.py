@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -98,3 +99,10 @@ def test_the_surface_shows_every_point_and_what_is_left_to_hide_behind() -> None
     rows = view.table().to_dicts()
     assert rows[0]["foreseen"] == "20%" and rows[0]["0 kept"] == "33%" and rows[0]["2 kept"] == "0%"
     assert rows[-1]["foreseen"] == "–"
+
+
+def test_what_the_record_has_to_say_is_below_the_picture_and_the_table() -> None:
+    view = TwoLanes(replace(MEASURED, notes=("Drafted with other layers.",)))
+    assert view.lanes().note == "Drafted with other layers."
+    assert view.table().note.endswith("Drafted with other layers.")
+    assert TwoLanes(MEASURED).lanes().note == ""

@@ -60,7 +60,7 @@ class TwoLanes:
         if not windows or self.trace.wall <= 0:
             raise OptionError("The record holds no step of the target.", hint="Generate something first.")
         left = max(0, len(self.trace.rounds) - self.rounds * self.most)
-        note = f"{left} rounds more are left out" if left else ""
+        note = " ".join((*self.trace.notes, *([f"{left} rounds more are left out"] if left else [])))
         return Lanes(
             f"{self.trace.title}: who waits for whom ({self.tag})",
             "ms from the first round shown",
@@ -97,7 +97,7 @@ class TwoLanes:
         return Table.of(
             ("", "value", "unit", "tag"),
             [(name, _short(value), unit, tag) for name, value, unit in rows],
-            note=f"{t.title}: {self.tag}; behind the prompt, {len(t.rounds)} rounds.",
+            note=" ".join((f"{t.title}: {self.tag}; behind the prompt, {len(t.rounds)} rounds.", *t.notes)),
         )
 
     # -- inside -----------------------------------------------------------------------------------------

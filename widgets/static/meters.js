@@ -24,8 +24,9 @@ function metersRegion(send) {
   const pin = el("button", { class: "iwb-button", type: "button", text: "Pin as A", onclick: () => send({ do: "pin" }) });
   const save = el("button", { class: "iwb-button", type: "button", text: "Save", onclick: () => send({ do: "save" }) });
   const tag = el("p", { class: "iwb-note" });
+  const warned = el("div", { class: "iwb-warned", role: "status" });
   const node = el("aside", { class: "iwb-meters", "aria-label": "Meters" },
-    delta, memory.node, speed.node, accept.node, quality.node, path.node, tag, el("div", { class: "iwb-actions" }, pin, save));
+    delta, memory.node, speed.node, accept.node, quality.node, path.node, warned, tag, el("div", { class: "iwb-actions" }, pin, save));
   return {
     node,
     status(s) {
@@ -50,6 +51,7 @@ function metersRegion(send) {
         .map((q) => el("p", { text: q })));
       path.body.replaceChildren(el("ul", { class: "iwb-path", title: (m.keys || []).join("\n") },
         ...(m.path?.length ? m.path : ["–"]).map((part) => el("li", { text: part }))));
+      warned.replaceChildren(...(m.warnings || []).map((w) => el("p", { class: "iwb-note", text: w })));
       setText(tag, m.tag || "");
     },
   };

@@ -34,16 +34,17 @@ from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
 from workbench.models.decoder import Decoder
-from workbench.models.heads import find_head
+from workbench.models.heads import HeadFile
 from workbench.models.registry import open_source
 from workbench.models.tokenizer import load_tokenizer
-from workbench.spec.errors import HeadMismatch, MissingHead, OptionError
+from workbench.spec.errors import OptionError
 from workbench.spec.plan import EngineLimits, Plan
 from workbench.spec.recipe import Recipe
 from workbench.spec.run import Run
-from workbench.speculative.distilled import KIND
+from workbench.speculative.distilled import find_distilled
 from workbench.speculative.placement.placed import PlacedDrafter
 from workbench.speculative.placement.process_link import ProcessLink
+from workbench.speculative.sought import sought
 
 if TYPE_CHECKING:
     from workbench.core.benchmark import BenchSettings, Tell
@@ -90,7 +91,8 @@ def two_places_steps(settings: BenchSettings, tell: Tell) -> Generator[None, Non
     facts = ModelFacts(settings.model, source.config, source.fingerprint)
     asked = [p.ids for half in read_prompts(PROMPTS, tokenizer, sizes["context"]).halves for p in half]
     most = source.config.num_layers - 1
-    draft, digest = drafts_with(settings.model, source.fingerprint, min(sizes["layers"], most))
+    distilled = sought(lambda: find_distilled(settings.model, source.fingerprint, source.config.num_layers))
+    draft, digest = drafts_with(distilled.found, min(sizes["layers"], most))
     racers = contestants(draft, sizes)
     limits = EngineLimits(0, 0, 1, min(sizes["context"] + sizes["tokens"] + 32, source.config.max_position))
     plans = {r.name: _plan(r.recipe, facts, settings, limits) for r in racers}
@@ -144,6 +146,7 @@ def two_places_steps(settings: BenchSettings, tell: Tell) -> Generator[None, Non
         notes=(
             f"two_places: {settings.bench.title}; greedy, {PROMPTS} prompts; turns interleaved",
             f"the draft: {draft}; both places share this machine's memory and caches",
+            *([distilled.trouble] if distilled.trouble else []),
             *([f"{older} of {len(known)} turns were measured with other code"] if older else []),
             *([f"turns were not kept: {kept.trouble}"] if kept.trouble else []),
         ),
@@ -166,12 +169,9 @@ def contestants(draft: str, sizes: Mapping[str, int]) -> list[Contestant]:
     ]
 
 
-def drafts_with(model: str, fingerprint: str, layers: int) -> tuple[str, str]:
+def drafts_with(distilled: HeadFile | None, layers: int) -> tuple[str, str]:
     """Options of the draft, and the digest of its file: distilled layers if there are any, else cut ones."""
-    try:
-        return "source=trained", find_head(model, KIND, fingerprint).digest
-    except (MissingHead, HeadMismatch):
-        return f"source=cut,layers={layers}", ""
+    return ("source=trained", distilled.digest) if distilled else (f"source=cut,layers={layers}", "")
 
 
 class _Turns:

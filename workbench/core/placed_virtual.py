@@ -8,7 +8,7 @@ entered or measured. So a GPU beside an NPU can be looked at on a laptop, and ev
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,10 +20,9 @@ from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
 from workbench.models.decoder import Decoder
-from workbench.models.heads import find_head
-from workbench.spec.errors import HeadMismatch, MissingHead, OptionError
+from workbench.spec.errors import OptionError
 from workbench.spec.recipe import Recipe
-from workbench.speculative.distilled import KIND
+from workbench.speculative.distilled import find_distilled
 from workbench.speculative.draft_model import layers_kept
 from workbench.speculative.mirror_sd import exit_of
 from workbench.speculative.placement.early_exit import ExitDecoder, ExitProxy
@@ -36,6 +35,7 @@ from workbench.speculative.placement.trace import Trace, of_mirror, of_simulated
 from workbench.speculative.placement.tree_kv import TreeKV
 from workbench.speculative.placement.virtual import Latencies, VirtualLink, simulate
 from workbench.speculative.placement.worker import DraftWorker, Growth
+from workbench.speculative.sought import sought
 
 if TYPE_CHECKING:
     from workbench.core.jobs import Job
@@ -85,7 +85,8 @@ def simulate_swiftspec(
     """SwiftSpec on two devices; ``layers`` of the model draft, or what ``swiftspec`` drafts with."""
 
     def work(engine: Engine) -> Trace:
-        worker = DraftWorker(_drafting(session, engine.executor.decoder, layers), growth)
+        kv, notes = _drafting(session, engine.executor.decoder, layers)
+        worker = DraftWorker(kv, growth)
         latencies = Latencies(lambda rows: devices.target, lambda rows: devices.draft, devices.link)
 
         def make(link: VirtualLink) -> Engine:
@@ -94,7 +95,9 @@ def simulate_swiftspec(
             made.add(_request(session, prompt, tokens, temperature))
             return made
 
-        return of_simulated(simulate(make, worker, latencies), "SwiftSpec", devices.link)
+        return replace(
+            of_simulated(simulate(make, worker, latencies), "SwiftSpec", devices.link), notes=notes
+        )
 
     return _on_worker(session, "SwiftSpec on a virtual clock", work)
 
@@ -108,35 +111,42 @@ def simulate_mirror(
     exit_layers: int = 0,
     gamma: int = 4,
     kappa: int = 3,
+    streams: int = 0,
     tokens: int = 32,
     temperature: float = 0.0,
 ) -> Trace:
     """Mirror on two devices: the proxy is the session's model behind ``exit_layers`` layers, with the adapter
-    that was trained for that exit; 0: the exit that ``mirror_sd`` takes."""
+    that was trained for that exit; 0: the exit that ``mirror_sd`` takes.
+
+    ``streams`` of a distilled drafter: windows and branches take as many passes as its windows took on
+    average. Raises :class:`OptionError` where the drafter has not so many.
+    """
 
     def work(engine: Engine) -> Trace:
         target = engine.executor.decoder
-        exit_at, adapter = exit_of(
+        exit_at, adapter, said = exit_of(
             session.facts.name, session.facts.fingerprint, target.config.num_layers, exit_layers
         )
         proxy = ExitProxy(ExitDecoder(target, exit_at, adapter), kappa + 1)
-        kv = _drafting(session, target, layers)
+        kv, notes = _drafting(session, target, layers)
         drafter = MirrorDrafter(kv, gamma=gamma, kappa=kappa, proxy=proxy)
         made = remote_engine(engine, drafter)
         made.add(_request(session, prompt, tokens, temperature))
         while made.has_work:
             made.step()
+        log = drafter.log
+        passes = [s.fresh_levels for s in log if s.window == gamma and not s.reused] or [gamma]
+        drafting = devices.draft * sum(passes) / len(passes)
         times = MirrorTimes(
             early=devices.target * devices.exit,
             late=devices.target * (1 - devices.exit),
-            branches=devices.draft * gamma,
-            fresh=devices.draft * gamma,
+            branches=drafting,
+            fresh=drafting,
             link=devices.link,
         )
-        log = drafter.log
         rounds = mirror_timeline([(s.foreseen, s.emitted) for s in log], times)
         facts = [{"window": s.window, "rows": s.rows, "nodes": kappa * (s.window + 1) * gamma} for s in log]
-        return of_mirror(rounds, times, "Mirror", facts)
+        return replace(of_mirror(rounds, times, "Mirror", facts), notes=(*notes, *said))
 
     return _on_worker(session, "Mirror on a virtual clock", work)
 
@@ -213,15 +223,14 @@ def reuse_surface(
     return found
 
 
-def _drafting(session: Session, target: Decoder, layers: Sequence[int]) -> TreeKV:
-    """A drafter's model: given layers, else distilled ones, else those that would be cut out."""
+def _drafting(session: Session, target: Decoder, layers: Sequence[int]) -> tuple[TreeKV, tuple[str, ...]]:
+    """A drafter's model: given layers, else distilled ones, else those that would be cut out, and why."""
     if layers:
-        return drafting_kv(target, layers, None, 0)
-    facts = session.facts
-    try:
-        return drafting_kv(target, (), find_head(facts.name, KIND, facts.fingerprint), 0)
-    except (MissingHead, HeadMismatch):
-        return drafting_kv(target, layers_kept(target.config.num_layers, 0), None, 0)
+        return drafting_kv(target, layers, None, 0), ()
+    facts, total = session.facts, target.config.num_layers
+    head = sought(lambda: find_distilled(facts.name, facts.fingerprint, total))
+    kept = layers_kept(total, 0) if head.found is None else ()
+    return drafting_kv(target, kept, head.found, 0), (head.trouble,) if head.trouble else ()
 
 
 def _request(session: Session, prompt: str, tokens: int, temperature: float, name: str = "s") -> Request:

@@ -90,18 +90,19 @@ def find_head(model: str | Path, kind: str, fingerprint: str) -> HeadFile:
     Raises :class:`MissingHead`, or :class:`HeadMismatch` when there is one, but for other weights.
     """
     others = []
+    again = f"'workbench train {kind} --target {model}'"
     for path in places(model, kind):
         if not _is_there(path):
             continue
-        found = read_head(path)
+        found = read_head(path, hint=f"Delete it, or train it again: {again}")
         if found.kind == kind and fingerprint in ("", found.fingerprint):
             return found
         others.append(found)
-    remedy = f"Train one: 'workbench train {kind} --target {model}'"
+    remedy = f"Train one: {again}"
     if others:
         raise HeadMismatch(
             f"The {kind} head of {target_name(model)} was trained for other weights "
-            f"({others[0].fingerprint[:12]} instead of {fingerprint[:12]}).",
+            f"({others[0].fingerprint[:12]} instead of {fingerprint[:12]}): {others[0].path}.",
             hint=remedy,
         )
     raise MissingHead(f"There is no {kind} head for {target_name(model)}.", hint=remedy)
@@ -116,8 +117,8 @@ def _is_there(path: Path) -> bool:
         ) from None
 
 
-def read_head(path: Path) -> HeadFile:
-    """The header of a head file. Raises :class:`HeadMismatch` for what is none."""
+def read_head(path: Path, *, hint: str = "Train it again.") -> HeadFile:
+    """The header of a head file. Raises :class:`HeadMismatch` for what is none; ``hint`` is its way out."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError("it is absurdly large")
@@ -130,7 +131,7 @@ def read_head(path: Path) -> HeadFile:
             raise ValueError("its facts are no object")
         return HeadFile(path, notes["kind"], notes["fingerprint"], facts)
     except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
-        raise HeadMismatch(f"{path} is no head that can be read: {error}.", hint="Train it again.") from None
+        raise HeadMismatch(f"{path} is no head that can be read: {error}.", hint=hint) from None
 
 
 def write_head(

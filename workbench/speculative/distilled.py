@@ -16,7 +16,7 @@ from workbench.models.coded_head import STEP, decoded
 from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.head_layers import HeadTensors, head_weights
-from workbench.models.heads import HeadFile
+from workbench.models.heads import HeadFile, find_head
 from workbench.models.packed import held_nbytes
 from workbench.models.source import DictSource
 from workbench.models.weightset import Pack, Reader, read_layer
@@ -43,6 +43,13 @@ def begun_layers(head: HeadFile, layers: int) -> tuple[int, ...]:
             hint="Train it again for this model: 'workbench train draft'",
         )
     return tuple(found)
+
+
+def find_distilled(model: str, fingerprint: str, layers: int) -> HeadFile:
+    """The draft model of a model of ``layers`` layers. Raises :class:`MissingHead`, :class:`HeadMismatch`."""
+    head = find_head(model, KIND, fingerprint)
+    begun_layers(head, layers)
+    return head
 
 
 def _layer(n: object, layers: int) -> bool:

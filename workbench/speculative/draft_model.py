@@ -18,17 +18,24 @@ from torch import Tensor
 from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.models.decoder import Decoder
-from workbench.models.heads import HeadFile, find_head
+from workbench.models.heads import HeadFile
 from workbench.models.registry import resolve
 from workbench.models.weightset import Pack
-from workbench.spec.errors import HeadMismatch, InvariantError, MissingHead, ModelNotFound, OptionError
+from workbench.spec.errors import InvariantError, ModelNotFound, OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
-from workbench.speculative.distilled import KIND, begun_layers, distilled_decoder, kept_config, own_nbytes
+from workbench.speculative.distilled import (
+    begun_layers,
+    distilled_decoder,
+    find_distilled,
+    kept_config,
+    own_nbytes,
+)
 from workbench.speculative.drafted_chain import draft_chains
 from workbench.speculative.fused.program import FusedChain
 from workbench.speculative.head_options import drafted_vocab, head_bits
 from workbench.speculative.layer_options import layer_count, layer_source
 from workbench.speculative.second_model import SecondModel
+from workbench.speculative.sought import Sought, sought
 
 
 @dataclass(frozen=True)
@@ -108,17 +115,21 @@ def cut_out(target: Decoder, kept: Sequence[int]) -> Decoder:
 class ModelDrafter:
     """The ``drafter`` seam for a model of its own; needs a runner before the first draft.
 
-    ``head``: its distilled layers; without, it has layers of the target. Raises :class:`OptionError` when the
-    target has too few, :class:`HeadMismatch` for a head of another model.
+    ``head``: its distilled layers; without, it has layers of the target. ``notes``: what whoever runs it
+    should know. Raises :class:`OptionError` when the target has too few layers, :class:`HeadMismatch` for a
+    head of another model.
     """
 
     name = "draft_model"
 
-    def __init__(self, config: Config, layers: int, head: HeadFile | None = None) -> None:
+    def __init__(
+        self, config: Config, layers: int, head: HeadFile | None = None, notes: tuple[str, ...] = ()
+    ) -> None:
         self.config = config
         self.max_draft = config.k
         self.bits = config.bits if head is not None else 16  # of weights of its own
         self._head = head
+        self._notes = notes
         self._kept = layers_kept(layers, config.layers) if head is None else begun_layers(head, layers)
         self._ids: Tensor | None = None
         self._runner: DraftRunner | None = None
@@ -175,30 +186,35 @@ class ModelDrafter:
     def forget(self, seq: int) -> None:
         """Nothing of its own to forget."""
 
+    def warnings(self) -> tuple[str, ...]:
+        """What was found when it was made; said once."""
+        notes, self._notes = self._notes, ()
+        return notes
+
     def nbytes(self) -> int:
         """Bytes beside the target's weights: layers of its own, tables; its KV is counted with the pages."""
         return self._own
 
 
-def distilled_head(owner: str, source: str, layers: int, context: Any) -> HeadFile | None:
+def distilled_head(
+    owner: str, source: str, layers: int, context: Any
+) -> tuple[HeadFile | None, tuple[str, ...]]:
     """Distilled layers, as far as they are asked for: ``auto`` does where no number of layers is given.
 
-    Raises :class:`OptionError` for ``layers`` beside them, and :class:`MissingHead` or :class:`HeadMismatch`
-    where they are insisted on.
+    With them what is to be said where it goes without a file that is there. Raises :class:`OptionError` for
+    ``layers`` beside them, and :class:`MissingHead` or :class:`HeadMismatch` where they are insisted on.
     """
     if source == "cut" or (source == "auto" and layers):
-        return None
+        return None, ()
     if layers:
         raise OptionError(
             f"{owner}.layers = {layers} counts layers that are cut out of the model.",
             hint="Leave it at 0, or set source to cut.",
         )
-    try:
-        return find_head(context.model, KIND, context.fingerprint)
-    except (MissingHead, HeadMismatch):
-        if source == "trained":
-            raise
-        return None
+    asked = context.model, context.fingerprint, context.config.num_layers
+    head = Sought(find_distilled(*asked)) if source == "trained" else sought(lambda: find_distilled(*asked))
+    instead = f"{owner} drafts with layers of the model as they are, not with distilled ones. {head.trouble}"
+    return head.found, (instead,) if head.trouble else ()
 
 
 def _second(config: Config, context: Any) -> SecondModel:
@@ -221,6 +237,5 @@ def bind(config: Config, context: Any) -> ModelDrafter | SecondModel:
     and where distilled layers are insisted on :class:`MissingHead` or :class:`HeadMismatch`."""
     if config.model:
         return _second(config, context)
-    return ModelDrafter(
-        config, context.config.num_layers, distilled_head(SPEC.id, config.source, config.layers, context)
-    )
+    head, notes = distilled_head(SPEC.id, config.source, config.layers, context)
+    return ModelDrafter(config, context.config.num_layers, head, notes)

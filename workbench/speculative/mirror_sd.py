@@ -9,16 +9,17 @@ made ahead, never what is accepted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from workbench.spec.errors import HeadMismatch, OptionError
+from workbench.spec.errors import OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative.placement.early_exit import ExitAdapter
 from workbench.speculative.placement.mirror_target import MirrorTarget
 from workbench.speculative.placement.mirror_worker import Windows
 from workbench.speculative.placement.placed import PlaceOptions, place_of
 from workbench.speculative.placement.trained_exit import find_exit
+from workbench.speculative.sought import sought
 
 
 @dataclass(frozen=True)
@@ -89,17 +90,25 @@ def peek_layers(target: int, asked: int) -> int:
     return layers
 
 
-def exit_of(model: str, fingerprint: str, layers: int, asked: int) -> tuple[int, ExitAdapter | None]:
-    """Layers before the exit of a target of ``layers``, and the adapter that was trained for it, if any.
+class Exit(NamedTuple):
+    """``layers`` before the exit, the ``adapter`` that was trained for it, if any; ``notes``: why one that is
+    there is not used."""
+
+    layers: int
+    adapter: ExitAdapter | None = None
+    notes: tuple[str, ...] = ()
+
+
+def exit_of(model: str, fingerprint: str, layers: int, asked: int) -> Exit:
+    """The exit of a target of ``layers``.
 
     Asked for 0: where the adapter is, else behind two thirds. Raises :class:`OptionError` for all layers.
     """
-    try:
-        trained = find_exit(model, fingerprint, layers)
-    except HeadMismatch:
-        trained = None  # one of other weights is as good as none
+    found = sought(lambda: find_exit(model, fingerprint, layers))
+    trained, trouble = found.found, found.trouble
     at = peek_layers(layers, asked or (trained.layer if trained is not None else 0))
-    return at, trained.adapter if trained is not None and trained.layer == at else None
+    notes = (f"{SPEC.id} foresees verdicts without a trained adapter. {trouble}",) if trouble else ()
+    return Exit(at, trained.adapter if trained is not None and trained.layer == at else None, notes)
 
 
 def bind(config: Config, context: Any) -> MirrorTarget:
@@ -107,6 +116,12 @@ def bind(config: Config, context: Any) -> MirrorTarget:
     windows = Windows(config.k, config.kappa, config.streams)
     place = place_of(SPEC.id, config, context, windows)
     layers = context.config.num_layers
-    at, adapter = exit_of(context.model, context.fingerprint, layers, config.exit)
-    patience = config.wait / 1e3
-    return MirrorTarget(SPEC.id, place, windows, peek_layers=at, patience=patience, adapter=adapter)
+    found = exit_of(context.model, context.fingerprint, layers, config.exit)
+    return MirrorTarget(
+        SPEC.id,
+        replace(place, notes=(*place.notes, *found.notes)),
+        windows,
+        peek_layers=found.layers,
+        patience=config.wait / 1e3,
+        adapter=found.adapter,
+    )

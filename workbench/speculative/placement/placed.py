@@ -60,7 +60,8 @@ class Place:
     ``vocab`` tokens that are said most often; ``how``: a free tree, or windows with branches.
 
     ``where``: a process of its own, if there is somebody who starts it, on ``device``; ``pin`` binds it to a
-    core. ``delay``: seconds that each message is held back on its way, as on a slower link.
+    core. ``delay``: seconds that each message is held back on its way, as on a slower link. ``notes``: what
+    whoever runs it should know.
     """
 
     layers: tuple[int, ...]
@@ -71,6 +72,7 @@ class Place:
     delay: float = 0.0
     head: HeadFile | None = None
     vocab: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def place_of(owner: str, config: Any, context: Any, how: Growth | Windows) -> Place:
@@ -82,7 +84,7 @@ def place_of(owner: str, config: Any, context: Any, how: Growth | Windows) -> Pl
     layers = layers_kept(context.config.num_layers, config.layers, owner)
     if config.place == "process" and config.device != "cpu" and not torch.cuda.is_available():
         raise OptionError(f"{owner}.device = {config.device}: there is none.", hint="Set it to cpu.")
-    head = distilled_head(owner, config.source, config.layers, context)
+    head, notes = distilled_head(owner, config.source, config.layers, context)
     return Place(
         layers,
         how,
@@ -92,6 +94,7 @@ def place_of(owner: str, config: Any, context: Any, how: Growth | Windows) -> Pl
         config.delay / 1e3,
         head,
         config.vocab,
+        notes,
     )
 
 
@@ -125,6 +128,7 @@ class PlacedDrafter(RemoteDrafter):
         super().__init__(Unplaced(), budget=budget, patience=patience, max_nodes=max_nodes)
         self.name = name
         self.wanted = place
+        self._notes = place.notes
 
     def attach_target(self, target: Decoder) -> None:
         """The target: until it is placed, its layers draft here, on the same storages."""
@@ -133,6 +137,11 @@ class PlacedDrafter(RemoteDrafter):
         kv = drafting_kv(target, wanted.layers, wanted.head, wanted.vocab, streams)
         batches = 0 if isinstance(wanted.how, Windows) else HERE_BATCHES
         self._link = HereLink(worker_of(kv, wanted.how), batches)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What was found when it was made, and that nobody listens any more; each said once."""
+        notes, self._notes = self._notes, ()
+        return (*notes, *super().warnings())
 
     def place(self, link: Link, numbers: Iterator[int]) -> None:
         """From now on its model is at the other end of ``link``; ``numbers`` name streams on it."""

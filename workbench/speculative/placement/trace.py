@@ -53,7 +53,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Trace:
-    """``plain`` tokens came from steps without a draft; ``made``: nodes that the drafter made in all."""
+    """``plain`` tokens came from steps without a draft; ``notes``: what whoever reads it should know."""
 
     title: str
     tag: Literal["measured", "simulated"]
@@ -62,6 +62,7 @@ class Trace:
     sent: tuple[Sent, ...] = ()
     rounds: tuple[Round, ...] = ()
     plain: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def emitted(self) -> int:
