@@ -7,6 +7,7 @@ a test that would need a download fails here instead of on a machine without a n
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import ipaddress
 import os
@@ -30,6 +31,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
+CACHE = Path(os.environ.get("WORKBENCH_CACHE") or "~/.cache/inference-workbench").expanduser()
+COMPILED = CACHE / "kernels" / "cpu"
+"""Where kernels of the CPU are kept before any test moves the cache folder."""
 
 # `python -m pytest` puts the repository root on the path, where kernels/ and widgets/ would shadow packages
 # of the same names; the workbench itself is installed and does not need the root.
@@ -119,6 +123,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 break
 
 
+def pytest_collection_finish() -> None:
+    """Whoever asks for a full garbage collection later does not wait for one of every test and library.
+
+    Half a second each time, with the whole suite collected.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def _by_path(name: str) -> ModuleType:
     """A helper module next to this file; tests do not import one another."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
@@ -146,6 +159,22 @@ def model_folder(lab: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> C
         return lab.write_folder(tmp_path_factory.mktemp("models") / family, family, resolve("tiny"))
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def fresh_cache() -> Callable[[Path], Path]:
+    """Makes empty cache folders that find compiled kernels: ``fresh_cache(tmp_path / "cache")``.
+
+    A library of kernels is named by everything that shaped it, and takes seconds to compile anew.
+    """
+
+    def made(folder: Path) -> Path:
+        COMPILED.mkdir(parents=True, exist_ok=True)
+        (folder / "kernels").mkdir(parents=True)
+        (folder / "kernels" / "cpu").symlink_to(COMPILED, target_is_directory=True)
+        return folder
+
+    return made
 
 
 @pytest.fixture(scope="session")

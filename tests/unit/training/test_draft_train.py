@@ -20,29 +20,15 @@ from workbench.spec.errors import Cancelled, HeadMismatch, OptionError, Unsuppor
 from workbench.spec.recipe import Recipe
 from workbench.speculative.distilled import kept_config
 from workbench.training.heads.capture import capture
-from workbench.training.heads.conversations import Conversation, Making
+from workbench.training.heads.conversations import Conversation
 from workbench.training.heads.optimise import Schedule
 from workbench.training.heads.pruned import Pruned, layer_tensors
 from workbench.training.heads.rows import Shown
-from workbench.training.heads.shards import DataSettings
-from workbench.training.heads.target import Target, open_target
+from workbench.training.heads.target import open_target
 from workbench.training.heads.train_draft import DraftShape, train_draft
 from workbench.training.heads.unroll import Batch
 
-DATA = DataSettings(tokens=60, questions=4, making=Making(question=8, answer=16))
 SHAPE = DraftShape(layers=1, vocab=200)
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture(scope="module")
-def target(model_folder) -> Target:
-    """Opened once, with ordinary kernels."""
-    return open_target(model_folder("llama"), dtype="float32", numerics="pinned")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
@@ -98,10 +84,10 @@ def test_a_draft_model_has_fewer_layers_than_its_target(layers):
         DraftShape(layers=layers).begun(2)
 
 
-def test_a_stopped_training_ends_with_the_same_bits(model_folder, target, cache):
+def test_a_stopped_training_ends_with_the_same_bits(model_folder, target, cache, small_data):
     folder = model_folder("llama")
     schedule = Schedule(steps=5, batch=3, save_every=2, look_every=3, lr=1e-3)
-    straight = train_draft(folder, DATA, SHAPE, schedule, prompts=0, target=target)
+    straight = train_draft(folder, small_data, SHAPE, schedule, prompts=0, target=target)
     whole, first = straight.tensors(), straight.facts
     (run,) = (p for p in (cache / "training").rglob("draft-*") if p.is_dir())
     run.rename(run.with_name("other"))
@@ -109,7 +95,7 @@ def test_a_stopped_training_ends_with_the_same_bits(model_folder, target, cache)
     with pytest.raises(Cancelled, match="step 3 of 5"):
         train_draft(
             folder,
-            DATA,
+            small_data,
             SHAPE,
             schedule,
             prompts=0,
@@ -117,15 +103,17 @@ def test_a_stopped_training_ends_with_the_same_bits(model_folder, target, cache)
             progress=lambda f, what: steps.append(what),
             cancel=lambda: bool(steps) and steps[-1].startswith("step 3"),
         )
-    again = train_draft(folder, DATA, SHAPE, schedule, prompts=0, target=target)
+    again = train_draft(folder, small_data, SHAPE, schedule, prompts=0, target=target)
     assert all(torch.equal(again.tensors()[n], t) for n, t in whole.items())
     assert again.facts["curve"] == first["curve"] and again.facts["held_out"] == first["held_out"]
 
 
-def test_it_learns_and_the_engine_drafts_with_what_was_written(model_folder, target, cache, tmp_path):
+def test_it_learns_and_the_engine_drafts_with_what_was_written(
+    model_folder, target, cache, tmp_path, small_data
+):
     folder = model_folder("llama")
     schedule = Schedule(steps=16, batch=6, lr=2e-3, look_every=4)
-    made = train_draft(folder, DATA, SHAPE, schedule, prompts=2, target=target, out=tmp_path)
+    made = train_draft(folder, small_data, SHAPE, schedule, prompts=2, target=target, out=tmp_path)
     assert made.path == tmp_path / "llama" / "draft.safetensors"
     facts, tensors = made.facts, made.tensors()
     assert (made.kind, facts["begun"], facts["layers"]) == ("draft", [0], 1)
@@ -153,20 +141,20 @@ def test_it_learns_and_the_engine_drafts_with_what_was_written(model_folder, tar
     assert kept.facts == made.facts
 
 
-def test_a_draft_model_may_go_on_from_another(model_folder, target, cache):
+def test_a_draft_model_may_go_on_from_another(model_folder, target, cache, small_data):
     folder = model_folder("llama")
     schedule = Schedule(steps=2, batch=3, lr=1e-3)
-    first = train_draft(folder, DATA, SHAPE, schedule, prompts=0, target=target)
+    first = train_draft(folder, small_data, SHAPE, schedule, prompts=0, target=target)
     kept = cache / "first.safetensors"
     kept.write_bytes(first.path.read_bytes())
     begun = decoded(first.tensors())
-    more = train_draft(folder, DATA, SHAPE, schedule, start=kept, prompts=0, target=target)
+    more = train_draft(folder, small_data, SHAPE, schedule, start=kept, prompts=0, target=target)
     assert more.facts["before"]["curve"] == first.facts["curve"]
     moved = max(float((a - begun[n]).abs().max()) for n, a in decoded(more.tensors()).items() if n != "ids")
     assert 0 < moved < 0.1
     other = open_target(model_folder("qwen3"), dtype="float32", numerics="pinned")
     with pytest.raises(HeadMismatch, match="no draft model of 1 layers"):
-        train_draft(model_folder("qwen3"), DATA, SHAPE, schedule, start=kept, prompts=0, target=other)
+        train_draft(model_folder("qwen3"), small_data, SHAPE, schedule, start=kept, prompts=0, target=other)
 
 
 def test_the_command_trains_and_says_what_came_of_it(model_folder, cache, capsys):

@@ -17,32 +17,18 @@ from workbench.models.decoder import Decoder
 from workbench.models.heads import find_head
 from workbench.spec.errors import Cancelled, HeadMismatch
 from workbench.spec.recipe import Recipe
-from workbench.training.heads.conversations import Conversation, Making
+from workbench.training.heads.conversations import Conversation
 from workbench.training.heads.drafted import drafted
 from workbench.training.heads.drafter import Drafter, Form, Kind, layers_read
 from workbench.training.heads.eagle import EagleLoss, EagleShape
 from workbench.training.heads.initial import initial
 from workbench.training.heads.optimise import Schedule
 from workbench.training.heads.rows import Shown
-from workbench.training.heads.shards import DataSettings
-from workbench.training.heads.target import Target, open_target
+from workbench.training.heads.target import open_target
 from workbench.training.heads.train_eagle import train_eagle
 
-DATA = DataSettings(tokens=60, questions=4, making=Making(question=8, answer=16))
 SHAPE = EagleShape(steps=3, vocab=200)
 KINDS = get_args(Kind)
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture(scope="module")
-def target(model_folder) -> Target:
-    """Opened once, with ordinary kernels."""
-    return open_target(model_folder("llama"), dtype="float32", numerics="pinned")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,10 +81,10 @@ def test_a_rule_of_the_newest_token_is_learnt_in_its_own_row_and_in_no_other(kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stopped_training_ends_with_the_same_bits(kind, model_folder, target, cache):
+def test_a_stopped_training_ends_with_the_same_bits(kind, model_folder, target, cache, small_data):
     folder = model_folder("llama")
     schedule = Schedule(steps=5, batch=3, save_every=2, look_every=3, lr=1e-3)
-    straight = train_eagle(kind, folder, DATA, SHAPE, schedule, prompts=0, target=target)
+    straight = train_eagle(kind, folder, small_data, SHAPE, schedule, prompts=0, target=target)
     whole, first = straight.tensors(), straight.facts
     (run,) = (p for p in (cache / "training").rglob(f"{kind}-*") if p.is_dir())
     run.rename(run.with_name("other"))
@@ -107,7 +93,7 @@ def test_a_stopped_training_ends_with_the_same_bits(kind, model_folder, target, 
         train_eagle(
             kind,
             folder,
-            DATA,
+            small_data,
             SHAPE,
             schedule,
             prompts=0,
@@ -115,16 +101,23 @@ def test_a_stopped_training_ends_with_the_same_bits(kind, model_folder, target, 
             progress=lambda f, what: steps.append(what),
             cancel=lambda: bool(steps) and steps[-1].startswith("step 3"),
         )
-    again = train_eagle(kind, folder, DATA, SHAPE, schedule, prompts=0, target=target)
+    again = train_eagle(kind, folder, small_data, SHAPE, schedule, prompts=0, target=target)
     assert all(torch.equal(again.tensors()[n], t) for n, t in whole.items())
     assert again.facts["curve"] == first["curve"] and again.facts["held_out"] == first["held_out"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_file_is_what_the_engine_reads(kind, model_folder, target, cache, tmp_path):
+def test_the_file_is_what_the_engine_reads(kind, model_folder, target, cache, tmp_path, small_data):
     folder = model_folder("llama")
     made = train_eagle(
-        kind, folder, DATA, SHAPE, Schedule(steps=2, batch=3), prompts=2, target=target, out=tmp_path / "out"
+        kind,
+        folder,
+        small_data,
+        SHAPE,
+        Schedule(steps=2, batch=3),
+        prompts=2,
+        target=target,
+        out=tmp_path / "out",
     )
     assert made.path == tmp_path / "out" / "llama" / f"{kind}.safetensors"
     assert find_head(folder, kind, made.fingerprint).tensors().keys() == made.tensors().keys()
@@ -159,25 +152,32 @@ def test_the_file_is_what_the_engine_reads(kind, model_folder, target, cache, tm
     assert {"chain", "tree"} < set(runs) and all(r["tau"] >= 1 for r in runs.values())
 
 
-def test_a_head_may_go_on_from_another(model_folder, target, cache):
+def test_a_head_may_go_on_from_another(model_folder, target, cache, small_data):
     folder = model_folder("llama")
     schedule = Schedule(steps=2, batch=3, lr=1e-3)
-    first = train_eagle("eagle3", folder, DATA, SHAPE, schedule, prompts=0, target=target)
+    first = train_eagle("eagle3", folder, small_data, SHAPE, schedule, prompts=0, target=target)
     kept = cache / "first.safetensors"
     kept.write_bytes(first.path.read_bytes())
     begun = first.tensors()
     more = train_eagle(
-        "eagle3", folder, replace(DATA, tokens=120), SHAPE, schedule, start=kept, prompts=0, target=target
+        "eagle3",
+        folder,
+        replace(small_data, tokens=120),
+        SHAPE,
+        schedule,
+        start=kept,
+        prompts=0,
+        target=target,
     )
     assert more.facts["before"]["curve"] == first.facts["curve"]
     moved = max(float((a - begun[n]).abs().max()) for n, a in more.tensors().items() if n != "ids")
     assert 0 < moved < 0.1
     with pytest.raises(HeadMismatch, match="no eagle head"):
-        train_eagle("eagle", folder, DATA, SHAPE, schedule, start=kept, prompts=0, target=target)
+        train_eagle("eagle", folder, small_data, SHAPE, schedule, start=kept, prompts=0, target=target)
     other = open_target(model_folder("qwen3"), dtype="float32", numerics="pinned")
     with pytest.raises(HeadMismatch, match="no eagle3 head"):
         train_eagle(
-            "eagle3", model_folder("qwen3"), DATA, SHAPE, schedule, start=kept, prompts=0, target=other
+            "eagle3", model_folder("qwen3"), small_data, SHAPE, schedule, start=kept, prompts=0, target=other
         )
 
 

@@ -17,15 +17,8 @@ from workbench.training.heads.capture import capture
 from workbench.training.heads.conversations import Conversation, Making, opening
 from workbench.training.heads.loops import cut_loops
 from workbench.training.heads.rows import Rows, frequent, load, targets
-from workbench.training.heads.shards import HELD_OUT, DataSettings, Shards
-from workbench.training.heads.target import Target, open_target
-
-SMALL = DataSettings(tokens=60, questions=4, making=Making(question=8, answer=16))
-
-
-@pytest.fixture(scope="module")
-def target(model_folder) -> Target:
-    return open_target(model_folder("llama"), dtype="float32", numerics="pinned")
+from workbench.training.heads.shards import HELD_OUT, Shards
+from workbench.training.heads.target import open_target
 
 
 def test_a_loop_is_kept_once():
@@ -61,8 +54,8 @@ def test_hidden_states_are_those_that_the_engine_shows(target):
     assert int(logits.argmax()) == event.tokens[0].id
 
 
-def test_shards_go_on_where_they_stopped(target, tmp_path):
-    whole = Shards(target, SMALL, tmp_path / "a").conversations()
+def test_shards_go_on_where_they_stopped(target, tmp_path, small_data):
+    whole = Shards(target, small_data, tmp_path / "a").conversations()
     assert len(whole) > HELD_OUT and all(whole)
     asked = 0
 
@@ -71,17 +64,17 @@ def test_shards_go_on_where_they_stopped(target, tmp_path):
         asked += 1
         return asked > 40
 
-    stopped = Shards(target, SMALL, tmp_path / "b")
+    stopped = Shards(target, small_data, tmp_path / "b")
     with pytest.raises(Cancelled):
         stopped.conversations(cancel=cancel)
     assert [p for p in (tmp_path / "b").rglob("*") if p.suffix == ".part"] == []
     assert stopped.conversations() == whole
-    more = Shards(target, replace(SMALL, tokens=200), tmp_path / "b").conversations()
+    more = Shards(target, replace(small_data, tokens=200), tmp_path / "b").conversations()
     assert more[: len(whole)] == whole and len(more) > len(whole)
 
 
-def test_a_damaged_shard_is_made_again(target, tmp_path):
-    shards = Shards(target, SMALL, tmp_path)
+def test_a_damaged_shard_is_made_again(target, tmp_path, small_data):
+    shards = Shards(target, small_data, tmp_path)
     whole = shards.conversations()
     layers = (0, 2)
     streams = [s.clone() for s in shards.streams(0, whole[0], layers)]  # not the file, which is damaged now
@@ -94,12 +87,12 @@ def test_a_damaged_shard_is_made_again(target, tmp_path):
     assert torch.equal(shards.best(0, whole[0], again[-1]), best)
 
 
-def test_every_token_has_its_streams_and_what_the_model_says_next(target, tmp_path):
+def test_every_token_has_its_streams_and_what_the_model_says_next(target, tmp_path, small_data):
     """Layers asked for later are the same; where a token was drawn, the likeliest is the model's own."""
-    shards = Shards(target, SMALL, tmp_path)
+    shards = Shards(target, small_data, tmp_path)
     (shard, *_) = shards.conversations()
     both = shards.streams(0, shard, (0, 2))
-    assert torch.equal(Shards(target, SMALL, tmp_path).streams(0, shard, (1, 2))[1], both[1])
+    assert torch.equal(Shards(target, small_data, tmp_path).streams(0, shard, (1, 2))[1], both[1])
     assert all(s.shape[0] == sum(len(c.ids) for c in shard) and s.dtype == torch.bfloat16 for s in both)
     best = torch.split(shards.best(0, shard, both[1]), [len(c.ids) for c in shard])
     for c, likeliest, stream in zip(
@@ -113,26 +106,26 @@ def test_every_token_has_its_streams_and_what_the_model_says_next(target, tmp_pa
             assert torch.equal(likeliest[c.answer :].long(), logits.argmax(-1))
 
 
-def test_other_settings_and_weights_are_other_shards(target, model_folder):
-    key = Shards(target, SMALL).key
-    assert key == Shards(target, replace(SMALL, tokens=9)).key
-    assert key != Shards(target, replace(SMALL, making=Making(temperature=0.5))).key
-    assert key != Shards(open_target(model_folder("qwen3"), dtype="float32"), SMALL).key
+def test_other_settings_and_weights_are_other_shards(target, model_folder, small_data):
+    key = Shards(target, small_data).key
+    assert key == Shards(target, replace(small_data, tokens=9)).key
+    assert key != Shards(target, replace(small_data, making=Making(temperature=0.5))).key
+    assert key != Shards(open_target(model_folder("qwen3"), dtype="float32"), small_data).key
 
 
-def test_conversations_are_the_models_own_words(target, tmp_path):
+def test_conversations_are_the_models_own_words(target, tmp_path, small_data):
     begin = opening(target.tokenizer)
-    (shard, *_) = Shards(target, SMALL, tmp_path).conversations()
+    (shard, *_) = Shards(target, small_data, tmp_path).conversations()
     for c in shard:
         assert list(c.ids[: len(begin)]) == begin
-        assert len(c.ids) - c.answer <= SMALL.making.answer
+        assert len(c.ids) - c.answer <= small_data.making.answer
     assert {c.greedy for c in shard} == {True, False}
 
 
-def test_a_full_disk_says_so(target, tmp_path):
+def test_a_full_disk_says_so(target, tmp_path, small_data):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
-        Shards(target, SMALL, tmp_path / "file").conversations()
+        Shards(target, small_data, tmp_path / "file").conversations()
 
 
 def test_targets_end_with_their_conversation():
@@ -158,8 +151,8 @@ def test_frequent_tokens_come_first():
     assert frequent(made, 10, 2).tolist() == [5, 2]
 
 
-def test_no_prompt_is_trained_on_and_held_out(target, tmp_path, monkeypatch):
-    shards = Shards(target, SMALL, tmp_path)
+def test_no_prompt_is_trained_on_and_held_out(target, tmp_path, monkeypatch, small_data):
+    shards = Shards(target, small_data, tmp_path)
     made = shards.conversations()
     monkeypatch.setattr(shards, "conversations", lambda *_: [made[0], [*made[1], made[0][0]]])
     monkeypatch.setattr(
@@ -169,31 +162,31 @@ def test_no_prompt_is_trained_on_and_held_out(target, tmp_path, monkeypatch):
     assert len(held) == len(made[0]) and len(trained) == len(made[1])
 
 
-def test_paths(tmp_path, target, monkeypatch):
+def test_paths(tmp_path, target, monkeypatch, small_data):
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
-    assert Path(tmp_path) in Shards(target, SMALL).folder.parents
+    assert Path(tmp_path) in Shards(target, small_data).folder.parents
 
 
-def test_a_model_that_says_nothing_is_not_asked_for_ever(target, tmp_path, monkeypatch):
+def test_a_model_that_says_nothing_is_not_asked_for_ever(target, tmp_path, monkeypatch, small_data):
     monkeypatch.setattr("workbench.training.heads.shards.converse", lambda *args: [])
     with pytest.raises(TrainingError, match="answered none of"):
-        Shards(target, SMALL, tmp_path / "a").conversations()
+        Shards(target, small_data, tmp_path / "a").conversations()
     with pytest.raises(TrainingError, match="answered none of"):  # nor when the empty shards are read again
-        Shards(target, SMALL, tmp_path / "a").conversations()
+        Shards(target, small_data, tmp_path / "a").conversations()
 
 
-def test_a_model_whose_logits_are_no_numbers_is_named_at_once(target, tmp_path, monkeypatch):
+def test_a_model_whose_logits_are_no_numbers_is_named_at_once(target, tmp_path, monkeypatch, small_data):
     logits = Decoder.logits
     monkeypatch.setattr(Decoder, "logits", lambda *args, **more: logits(*args, **more) * float("nan"))
     with pytest.raises(TrainingError, match="logits are not finite") as raised:
-        Shards(target, SMALL, tmp_path).conversations()
+        Shards(target, small_data, tmp_path).conversations()
     assert "weights" in raised.value.hint
 
 
-def test_a_shard_without_an_answer_is_passed_over(target, tmp_path, monkeypatch):
+def test_a_shard_without_an_answer_is_passed_over(target, tmp_path, monkeypatch, small_data):
     talk = Conversation((3, 4, 5, *range(6, 20)), 3, True)
     other = Conversation((3, 9, 5, *range(6, 20)), 3, True)
     made = iter([[talk], [], [other] * 8])
     monkeypatch.setattr("workbench.training.heads.shards.converse", lambda *args: next(made))
-    trained, held = load(Shards(target, SMALL, tmp_path / "a"), (1,))
+    trained, held = load(Shards(target, small_data, tmp_path / "a"), (1,))
     assert (len(held), len(trained)) == (1, 8)

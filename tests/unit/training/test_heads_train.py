@@ -13,21 +13,19 @@ import torch
 from workbench.cli.main import main
 from workbench.core.session import Session
 from workbench.models.heads import find_head
-from workbench.spec.errors import Cancelled, OptionError, StorageError
+from workbench.spec.errors import Cancelled, HeadMismatch, OptionError, StorageError
 from workbench.spec.recipe import Recipe
 from workbench.training.errors import CheckpointMismatch, TrainingError
-from workbench.training.heads.conversations import Conversation, Making
+from workbench.training.heads.conversations import Conversation
 from workbench.training.heads.evaluate import Ranks, rank
 from workbench.training.heads.losses import LATE, cross_entropy, divergence, loss_of, rejection
 from workbench.training.heads.medusa import MedusaHeads, Shape
 from workbench.training.heads.optimise import Schedule, optimise
 from workbench.training.heads.rows import Rows
 from workbench.training.heads.run import summary
-from workbench.training.heads.shards import DataSettings
 from workbench.training.heads.train import train_medusa
 
 SHAPE = Shape(heads=2, rank=4)
-DATA = DataSettings(tokens=60, questions=4, making=Making(question=8, answer=16))
 
 
 def toy(seed: int = 0) -> tuple[MedusaHeads, Callable]:
@@ -167,16 +165,10 @@ def test_ranks_of_the_right_tokens():
     assert Ranks(torch.full((2, 2), -2)).accuracy() == [0.0, 0.0]
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def test_a_model_gets_a_head_that_drafts_for_it(model_folder, cache, tmp_path):
+def test_a_model_gets_a_head_that_drafts_for_it(model_folder, cache, tmp_path, small_data):
     """Data, training, tree and engine in seconds; twice the same bits; the session's output is unchanged."""
     folder = model_folder("llama")
-    args = (DATA, Shape(heads=2, rank=16, vocab=256), Schedule(steps=4, batch=4))
+    args = (small_data, Shape(heads=2, rank=16, vocab=256), Schedule(steps=4, batch=4))
     seen: list[float] = []
     head = train_medusa(
         folder, *args, prompts=2, progress=lambda f, what: seen.append(f), out=tmp_path / "out"
@@ -234,3 +226,22 @@ def test_the_command_trains_and_says_what_came_of_it(model_folder, cache, capsys
 def test_the_command_refuses_what_cannot_be(options, cache, capsys):
     assert main(["train", "medusa", "--target", "tiny", "--foreground", *options, "--json"]) != 0
     assert json.loads(capsys.readouterr().out)["error"]
+
+
+def test_heads_may_go_on_from_others(model_folder, target, cache, small_data):
+    folder = model_folder("llama")
+    schedule = Schedule(steps=2, batch=3, lr=1e-3)
+    first = train_medusa(folder, small_data, SHAPE, schedule, prompts=0, target=target)
+    kept = cache / "first.safetensors"
+    kept.write_bytes(first.path.read_bytes())
+    begun = first.tensors()
+    still = Schedule(steps=1, batch=3, lr=1e-12)
+    again = train_medusa(folder, small_data, SHAPE, still, prompts=0, target=target, start=kept)
+    for name in ("down", "up"):
+        torch.testing.assert_close(again.tensors()[name], begun[name])
+    assert again.facts["before"]["trained"] == first.facts["trained"]
+    anew = train_medusa(folder, small_data, SHAPE, still, prompts=0, target=target)
+    assert "before" not in anew.facts and not torch.equal(anew.tensors()["up"], begun["up"])
+    for shape in (Shape(heads=3, rank=4), Shape(heads=2, rank=8)):
+        with pytest.raises(HeadMismatch, match=f"no {shape.heads} Medusa heads"):
+            train_medusa(folder, small_data, shape, still, prompts=0, target=target, start=kept)

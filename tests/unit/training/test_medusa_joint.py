@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,35 +12,19 @@ from workbench.models.registry import open_source
 from workbench.models.tokenizer import load_tokenizer
 from workbench.spec.errors import OptionError, StorageError
 from workbench.spec.recipe import Recipe
-from workbench.training.heads.conversations import Making
 from workbench.training.heads.medusa import MedusaHeads
 from workbench.training.heads.medusa2 import Joint, JointLoss, JointShape
 from workbench.training.heads.optimise import Schedule, optimise
 from workbench.training.heads.pruned import Pruned, layer_tensors
-from workbench.training.heads.shards import DataSettings
-from workbench.training.heads.target import Target, open_target
 from workbench.training.heads.train_joint import train_joint
 
-DATA = DataSettings(tokens=60, questions=4, making=Making(question=8, answer=16))
 SHAPE = JointShape(heads=2, rank=8, vocab=4096, warmup=0.5)
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture(scope="module")
-def target(model_folder) -> Target:
-    """Opened once, with ordinary kernels."""
-    return open_target(model_folder("llama"), dtype="float32", numerics="pinned")
-
-
-def test_a_model_and_its_heads_come_of_another(model_folder, target, cache, tmp_path):
+def test_a_model_and_its_heads_come_of_another(model_folder, target, cache, tmp_path, small_data):
     folder, made_of = tmp_path / "new-model", model_folder("llama")
     schedule = Schedule(steps=6, batch=4, lr=1e-2, look_every=3)
-    path, head = train_joint(made_of, folder, DATA, SHAPE, schedule, prompts=2, target=target)
+    path, head = train_joint(made_of, folder, small_data, SHAPE, schedule, prompts=2, target=target)
     assert path == folder
     old, new = open_source(made_of), open_source(folder)
     assert (
@@ -65,7 +47,7 @@ def test_a_model_and_its_heads_come_of_another(model_folder, target, cache, tmp_
         drafted = session.generate("What is a list?", max_tokens=8, ignore_eos=True)
     assert drafted.token_ids == plain.token_ids
     with pytest.raises(OptionError, match="is there already"):
-        train_joint(made_of, folder, DATA, SHAPE, schedule, target=target)
+        train_joint(made_of, folder, small_data, SHAPE, schedule, target=target)
 
 
 def test_the_model_is_held_still_while_heads_warm_up_and_then_moves_slowly(lab, target, tmp_path):
@@ -111,12 +93,12 @@ def test_shares_are_shares(name):
         JointShape(**{name: 1.5})
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_trained(target, tmp_path):
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_trained(target, tmp_path, small_data):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
-        train_joint("m", tmp_path / "file" / "model", DATA, SHAPE, target=target)
+        train_joint("m", tmp_path / "file" / "model", small_data, SHAPE, target=target)
     with pytest.raises(OptionError, match="there already"):
-        train_joint("m", tmp_path, DATA, SHAPE, target=target)
+        train_joint("m", tmp_path, small_data, SHAPE, target=target)
 
 
 def test_the_command_says_that_the_target_changed(model_folder, cache, tmp_path, capsys):
