@@ -80,6 +80,12 @@ def train(
             rich_help_panel=_DATA,
         ),
     ] = 0.0,
+    salt: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Another number makes other questions, and data of its own.", rich_help_panel=_DATA
+        ),
+    ] = 0,
     steps: Annotated[
         int, typer.Option(min=1, help="Steps of the optimizer.", rich_help_panel=_TRAINING)
     ] = 600,
@@ -161,7 +167,7 @@ def train(
         Path | None,
         typer.Option(
             "--from",
-            help="EAGLE, draft: the file of a head to go on from; streams: the draft model's.",
+            help="medusa, EAGLE, draft: the file of a head to go on from; streams: the draft model's.",
             rich_help_panel=_TRAINING,
         ),
     ] = None,
@@ -203,7 +209,7 @@ def train(
 
         torch.set_num_threads(threads)
     with Meter(f"training {head.value}") as meter, interruptible() as cancel:
-        data = DataSettings(tokens=tokens, questions=questions, making=Making(opened=opened))
+        data = DataSettings(tokens=tokens, questions=questions, making=Making(opened=opened, salt=salt))
         rate = lr if lr is not None else _RATES.get(head, EAGLE_RATE)
         words = vocab if vocab is not None else _VOCABS.get(head, EAGLE_VOCAB)
         deep = layers if layers is not None else _LAYERS.get(head, 4)
@@ -216,7 +222,7 @@ def train(
             made = train_joint(target, joint, data, joint_shape, schedule, **common)[1]
         elif head is HeadName.medusa:
             heads_shape = Shape(heads=heads, rank=rank, vocab=words, loss=loss.value)
-            made = train_medusa(target, data, heads_shape, schedule, **common)
+            made = train_medusa(target, data, heads_shape, schedule, start=start, **common)
         elif head is HeadName.draft:
             draft_shape = DraftShape(layers=deep, vocab=words, loss=loss.value)
             made = train_draft(target, data, draft_shape, schedule, start=start, **common)

@@ -34,13 +34,17 @@ class Shape:
     vocab: int = 4096
     loss: LossName = "kl"
 
+    def width(self, hidden: int) -> int:
+        """Rank of each, of a model so wide."""
+        return self.rank or hidden // 2
+
 
 class MedusaHeads(nn.Module):
     """``down`` [K, R, H] and ``up`` [K, H, R], which starts at zero: a new head says what the model says."""
 
     def __init__(self, shape: Shape, hidden: int, seed: int = 0) -> None:
         super().__init__()
-        rank = shape.rank or hidden // 2
+        rank = shape.width(hidden)
         generator = torch.Generator().manual_seed(seed)
         down = torch.randn(shape.heads, rank, hidden, generator=generator) / hidden**0.5
         self.down = nn.Parameter(down)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workbench.models.heads import HeadFile
 from workbench.models.progress import Cancel, Progress, report
-from workbench.training.heads.course import Course, course
+from workbench.training.heads.course import Course, Start, course
 from workbench.training.heads.evaluate import (
     GREEDY,
     NODES,
@@ -49,6 +49,7 @@ def train_medusa(
     shape: Shape | None = None,
     schedule: Schedule | None = None,
     *,
+    start: Path | None = None,
     out: Path | None = None,
     prompts: int = 12,
     target: Target | None = None,
@@ -57,14 +58,29 @@ def train_medusa(
 ) -> HeadFile:
     """Train, measure and write the heads of a model; gives the file that the ``medusa`` technique finds.
 
-    ``out``: a folder of heads that gets a copy of the file in the cache folder. ``prompts``: held-out prompts
+    ``start``: the file of heads to go on from; without one they begin as nothing beside the model. ``out``: a
+    folder of heads that gets a copy of the file in the cache folder. ``prompts``: held-out prompts
     that the engine answers with the finished head.
 
     Raises :class:`ModelError` s, :class:`TrainingError` and ``Cancelled``.
     """
-    shape, schedule = shape or Shape(), schedule or Schedule()
+    shape = shape or Shape()
+
+    def fits(head: HeadFile, target: Target) -> bool:
+        hidden = target.source.config.hidden_size
+        found = head.tensors().get("down")
+        return found is not None and found.shape == (shape.heads, shape.width(hidden), hidden)
+
     with course(
-        model, "medusa", data, shape, schedule, target=target, progress=progress, cancel=cancel
+        model,
+        "medusa",
+        data,
+        shape,
+        schedule or Schedule(),
+        start=Start(start, f"{shape.heads} Medusa heads of that rank", fits),
+        target=target,
+        progress=progress,
+        cancel=cancel,
     ) as way:
         return way.run.copied(_train(way, shape, prompts), out)
 
@@ -75,6 +91,9 @@ def _train(way: Course, shape: Shape, prompts: int) -> HeadFile:
     trained, held = ([Rows.of(s.conversation, s.streams[0]) for s in side] for side in shown)
     ids = frequent((r.conversation for r in trained), config.vocab_size, VOCAB_LISTED)
     heads = MedusaHeads(shape, config.hidden_size, way.run.schedule.seed)
+    if way.before is not None:
+        begun = way.before.tensors()
+        heads.load_state_dict({name: begun[name].float() for name in ("down", "up")})
     loss = MedusaLoss(heads, shape, target.decoder, vocabulary_matrix(target.source), ids, trained)
 
     def look() -> dict[str, float]:
