@@ -1,8 +1,9 @@
-"""The heap of a long training: what large blocks leave behind goes back to the system, the largest at once.
+"""The heap of a long training: what large blocks leave behind goes back to the system now and then.
 
 Steps are of different sizes, and glibc keeps what freed blocks leave behind: a training that never holds
 more than 2 GiB at once grew to 12 GiB that way. A block that is mapped anew each time costs a fault per page:
-mapping everything from a mebibyte on took a third of a training's time.
+mapping everything from a mebibyte on took a third of a training's time. So only the largest are, and what is
+free among the others is given back between steps.
 """
 
 from __future__ import annotations
@@ -23,3 +24,12 @@ def keep_small() -> bool:
     except (OSError, AttributeError, TypeError):
         return False
     return bool(mallopt(_MMAP_THRESHOLD, LARGE)) and bool(mallopt(_TRIM_THRESHOLD, KEPT))
+
+
+def give_back() -> bool:
+    """Give what is free in the heap back to the system; whether there was anything (glibc)."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return False
+    return bool(trim(0))

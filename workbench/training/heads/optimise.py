@@ -21,6 +21,7 @@ from workbench.models.progress import Cancel, Progress, report
 from workbench.spec.errors import Cancelled, OptionError, StorageError
 from workbench.training import checkpoint
 from workbench.training.errors import TrainingError
+from workbench.training.heads.heap import give_back
 
 LARGEST_BATCH = 256
 
@@ -137,6 +138,7 @@ def optimise(
                 watch(tuple(state.curve))
         if state.step % schedule.save_every == 0 or done:
             checkpoint.save(folder, model, [optimizer], state)
+            give_back()
         report(progress, state.step / schedule.steps, f"step {state.step}, loss {seen:.3f}")
     return state
 
