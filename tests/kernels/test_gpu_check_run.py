@@ -318,7 +318,9 @@ def test_ctrl_c_keeps_what_was_proven(start: Callable[..., Any], tmp_path: Path)
 
 
 def test_a_record_s_row_is_plain_data() -> None:
-    for case in roster.chosen():
+    cases = roster.chosen()
+    assert cases
+    for case in cases:
         assert json.loads(json.dumps(record.row_of(case), allow_nan=False))["key"] == case.key
 
 

@@ -177,8 +177,12 @@ def test_a_head_of_its_own_is_compared_with_the_head(tmp_path: Path) -> None:
     tensors = tensors_of(model, torch.float32) | {HEAD: torch.randn(50, 32)}
     tensors["model.layers.2.shared_head.head.weight"] = tensors[HEAD].clone()
     config = ModelConfig.from_hf(config_of(model) | {"tie_word_embeddings": False})
-    source = DictSource(config, tensors)
-    read_mtp(source, 0, plain_pack(DTYPE), build_weight_set(source, plain_pack(DTYPE), DTYPE))
+    weights = build_weight_set(DictSource(config, tensors), plain_pack(DTYPE), DTYPE)
+    found = read_mtp(DictSource(config, tensors), 0, plain_pack(DTYPE), weights)
+    assert (found.project.n, found.project.k) == (32, 64)
+    tensors["model.layers.2.shared_head.head.weight"] = tensors[EMBED].clone()  # where the head was tied
+    with pytest.raises(HeadMismatch, match=r"shared_head\.head"):
+        read_mtp(DictSource(config, tensors), 0, plain_pack(DTYPE), weights)
 
 
 def test_biases_of_a_modules_layer_are_no_surplus(tmp_path: Path) -> None:

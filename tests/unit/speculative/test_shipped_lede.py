@@ -48,7 +48,9 @@ def test_it_is_small_and_for_the_models_own_weights(path):
 @each
 def test_what_is_used_is_never_much_worse_than_the_best_fixed_choice(path):
     """On rounds of prompts that it neither learnt from nor was chosen by."""
-    for held in read_head(path).facts["held_out"].values():
+    judged = read_head(path).facts["held_out"]
+    assert set(judged) == {"greedy", "sampled"}
+    for held in judged.values():
         assert held["texts"] >= 6
         assert held["used"]["rate"] >= 0.95 * held["fixed"]["rate"]
         assert held["used"]["rate"] >= 0.95  # of plain decoding
