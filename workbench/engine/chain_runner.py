@@ -33,6 +33,12 @@ class ChainRunner(FeatureRunner):
         super().forget(seq_id)
         self._kept.pop(seq_id, None)
 
+    def fork(self, seq_id: int, child: int) -> None:
+        """What was shown of a sequence, and what the modules came out with, holds for ``child``."""
+        super().fork(seq_id, child)
+        if seq_id in self._kept:
+            self._kept[child] = self._kept[seq_id]
+
     def nbytes(self) -> int:
         """Bytes of the states that are kept."""
         return super().nbytes() + sum(s.untyped_storage().nbytes() for _, s in self._kept.values())

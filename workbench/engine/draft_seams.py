@@ -148,6 +148,10 @@ class FeatureDrafter(Drafter, Protocol):
         """
         ...
 
+    def fork(self, seq: int, child: int) -> None:
+        """What was shown of a sequence holds for ``child``, which begins with the same K and V."""
+        ...
+
 
 @runtime_checkable
 class WarningDrafter(Drafter, Protocol):

@@ -53,6 +53,12 @@ class Drafting:
         if seq.id not in self._known:
             self._begin(seq)
 
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """``child`` starts behind the prompt of ``parent``: what was shown of it is not shown again."""
+        if self._shown is not None and parent.id in self._known:
+            self._begin(child)
+            self._shown.fork(parent.id, child.id)
+
     @property
     def max_draft(self) -> int:
         """Most tokens ever drafted per sequence and step."""

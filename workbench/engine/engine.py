@@ -302,6 +302,7 @@ class Engine:
             gained = commit_tokens(child, infos, self.eos_ids)
             child.state = "running" if forked else "waiting"
             if forked:
+                self.drafting.fork(parent, child)
                 self.scheduler.running.append(child)
                 self.scheduler.running.sort(key=lambda s: s.id)
             else:

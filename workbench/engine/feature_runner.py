@@ -99,9 +99,15 @@ class FeatureRunner(DraftRunner):
         super().forget(seq_id)
         self._shown.pop(seq_id, None)
 
+    def fork(self, seq_id: int, child: int) -> None:
+        """What was shown of a sequence holds for ``child``, which shares its pages."""
+        if seq_id in self._shown:
+            self._shown[child] = self._shown[seq_id]
+
     def nbytes(self) -> int:
-        """Bytes of the states that are kept."""
-        return sum(s.states.untyped_storage().nbytes() for s in self._shown.values())
+        """Bytes of the states that are kept, each once."""
+        held = (s.states.untyped_storage() for s in self._shown.values())
+        return sum({s.data_ptr(): s.nbytes() for s in held}.values())
 
     def catch_up(self, ids: Seq[int]) -> list[Fed]:
         """Feed what was committed since; the row of the newest token is answered, and counts as fed."""

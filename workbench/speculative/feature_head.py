@@ -123,6 +123,10 @@ class FeatureHead:
         net, runner = self._parts()
         runner.show(seq, start, net.fuse(features))
 
+    def fork(self, seq: int, child: int) -> None:
+        """The runner has them."""
+        self._parts()[1].fork(seq, child)
+
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
         """All sequences together, one pass per level."""
         out: list[DraftTree | None] = [None] * len(contexts)

@@ -119,6 +119,10 @@ class Hybrid:
         """Streams for the head."""
         self.head.observe(seq, start, features)
 
+    def fork(self, seq: int, child: int) -> None:
+        """The head's."""
+        self.head.fork(seq, child)
+
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
         """Copies where they promise as much as the head gives, its drafts for the rest, all in one call."""
         out = self.copying.propose(contexts)

@@ -128,6 +128,11 @@ class MedusaDrafter:
         (stream,) = features
         self._seen[seq] = (start + stream.shape[0] - 1, stream[-1].clone())
 
+    def fork(self, seq: int, child: int) -> None:
+        """The newest state is that of both."""
+        if seq in self._seen:
+            self._seen[child] = self._seen[seq]
+
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree | None]:
         """The first ``room`` nodes of the tree for each sequence that was shown the state before its root."""
         out: list[DraftTree | None] = [None] * len(contexts)
