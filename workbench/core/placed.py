@@ -1,7 +1,8 @@
 """The process that a session's drafter sits in: at most one, ended with the session or when nobody needs it.
 
 Started when the engine that wants it was built, so that the first draft does not wait for it; kept when a
-recipe changes and the same drafter is wanted. If it dies, decoding goes on without drafts, and says so.
+recipe changes and the same drafter is wanted, of a file that is what it was. If it dies, decoding goes on
+without drafts, and says so.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def setup_of(plan: Plan, place: Place) -> DraftSetup:
         plan.dtype,
         device=place.device,
         cores=last_core() if place.pin else (),
-        distilled=place.head is not None,
+        head="" if place.head is None else place.head.digest,
         vocab=place.vocab,
     )
     if isinstance(place.how, Windows):

@@ -42,8 +42,8 @@ main(inbox)
 
 @dataclass(frozen=True)
 class DraftSetup:
-    """The drafter's process: ``layers`` of the target it has (empty: all), or the ``distilled`` ones that
-    draft ``vocab`` tokens; ``cores`` it is bound to.
+    """The drafter's process: ``layers`` of the target it has (empty: all), or distilled ones, which draft
+    ``vocab`` tokens, of the file with the digest ``head`` (empty: none); ``cores`` it is bound to.
 
     ``device`` may be another than the target's: then the two are two devices indeed. ``windows``: it drafts
     windows and their branches, not a tree that grows freely.
@@ -58,7 +58,7 @@ class DraftSetup:
     cores: tuple[int, ...] = ()
     growth: Growth = field(default_factory=Growth)
     windows: Windows | None = None
-    distilled: bool = False
+    head: str = ""
     vocab: int = 0
 
 
@@ -108,6 +108,6 @@ def _model(setup: DraftSetup) -> TreeKV:
     facts = ModelFacts(setup.model, source.config, source.fingerprint)
     made = require(plan(Recipe(), facts, dtype=setup.dtype, numerics=setup.numerics, device=setup.device))
     whole = Decoder(source.config, build_weights(made, source))
-    head = find_head(setup.model, KIND, source.fingerprint) if setup.distilled else None
+    head = find_head(setup.model, KIND, source.fingerprint) if setup.head else None
     layers = setup.layers or tuple(range(source.config.num_layers))
     return drafting_kv(whole, layers, head, setup.vocab, setup.windows.streams if setup.windows else 0)
