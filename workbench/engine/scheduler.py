@@ -1,8 +1,9 @@
 """Continuous batching: which sequences run in this step, and how many of their tokens.
 
 The rules, in order:
-1. Running decodes first (one token each, plus room for a draft), so that a decode gets a token in
-   every step whatever arrives (Sarathi-Serve, arXiv 2403.02310, stall-free batching).
+1. Running decodes first, one token each, so that a decode gets a token in every step whatever arrives
+   (Sarathi-Serve, arXiv 2403.02310, stall-free batching). Drafts share the rest of a token budget, half of
+   it where prompts wait: how little of their room they will use is not known yet.
 2. Then prompts in flight, then waiting ones while the token budget lasts; without a budget a prompt runs
    in one piece. Waiting ones come first come first served and are never overtaken, unless the prefix index
    asks for its longest match first (SGLang); then a request is overtaken ``PATIENCE`` times at most, and
@@ -73,10 +74,13 @@ class Scheduler:
         decodes = [s for s in self.running if s.pending == 1]
         out.decodes = decodes[:left]
         left -= len(out.decodes)
+        waits = bool(self.waiting) or any(s.pending > 1 for s in self.running)
+        spare = left // 2 if waits else left
         for i, seq in enumerate(out.decodes):
-            share = left // (len(out.decodes) - i)
+            share = spare // (len(out.decodes) - i)
             room = min(draft_room, share, seq.left - 1, self.until_boundary(seq) - 1)
             out.room.append(max(room, 0) if seq.n_generated else 0)
+            spare -= out.room[-1]
             left -= out.room[-1]
         for seq in [s for s in self.running if s.pending > 1]:
             left -= self._prefill(seq, left, out)

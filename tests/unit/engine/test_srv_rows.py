@@ -154,6 +154,22 @@ def test_srv_07_new_prompts_never_stop_a_decode(lab):
     assert done >= 199 * 16 // 64 - 1  # and prompts get all the rest
 
 
+def test_srv_07_drafts_leave_prompts_half_of_a_budget(lab):
+    """Room for a draft is kept before anything is drafted: it must not take all that prompts could have."""
+    engine = lab.make_engine(
+        "paged", "ngram:k=16", "chunked_prefill:budget=17", dtype="float32", numerics="fast", pool=4096
+    )
+    add(engine, "live", [1, 2, 3], max_tokens=200, ignore_eos=True)
+    engine.step()
+    add(engine, "waits", [j % 61 for j in range(64)], max_tokens=1)
+    steps = 0
+    while "waits" in engine.alive():
+        assert engine.step()[0].rows <= 17
+        steps += 1
+    assert steps == 64 // 8
+    assert "live" in engine.alive()
+
+
 def test_srv_07_a_small_budget_serves_the_oldest_first_and_everybody_in_the_end(lab, engine4):
     prompts = lab.prompts_of(5, seed=2, low=3, high=8)
     engine = engine4("chunked_prefill:budget=2")
