@@ -1,9 +1,10 @@
 """``workbench bench two_places``: a drafter on a core of its own, beside one and two threads for both.
 
-Six contestants take turns on real prompts: plain decoding and drafting in one process, each with one thread
-and with two, and the same draft in a process of its own while the target has the other core (SwiftSpec,
-Mirror). A second place is judged against one thread that does both; two threads, which may well be better,
-stand beside it. A turn of all is kept when it is done: stopped at any moment, the same command goes on.
+Contestants take turns on real prompts: plain decoding and drafting in one process, each with one thread and
+with two, and the same draft in a process of its own while the target has the other core (SwiftSpec, Mirror,
+and Mirror with streams where the draft was trained for them). A second place is judged against one thread
+that does both; two threads, which may well be better, stand beside it. A turn of all is kept when it is done:
+stopped at any moment, the same command goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from workbench.core.drafters.prompt_sets import read_prompts
 from workbench.core.kept_lines import KeptLines
 from workbench.core.kv_points import point_key
 from workbench.core.placed import setup_of
-from workbench.core.placed_numbers import Turned, numbers, turned
+from workbench.core.placed_numbers import STREAMED, Turned, numbers, turned
 from workbench.core.placed_run import run_two_places
 from workbench.core.plan import ModelFacts, plan, require
 from workbench.core.provenance import process_memory, provenance
@@ -93,7 +94,7 @@ def two_places_steps(settings: BenchSettings, tell: Tell) -> Generator[None, Non
     most = source.config.num_layers - 1
     distilled = sought(lambda: find_distilled(settings.model, source.fingerprint, source.config.num_layers))
     draft, digest = drafts_with(distilled.found, min(sizes["layers"], most))
-    racers = contestants(draft, sizes)
+    racers = contestants(draft, sizes, stream_count(distilled.found))
     limits = EngineLimits(0, 0, 1, min(sizes["context"] + sizes["tokens"] + 32, source.config.max_position))
     plans = {r.name: _plan(r.recipe, facts, settings, limits) for r in racers}
     kept: KeptLines[Group] = KeptLines("two_places.jsonl", Group.from_dict, Group.to_dict)
@@ -153,17 +154,19 @@ def two_places_steps(settings: BenchSettings, tell: Tell) -> Generator[None, Non
     )
 
 
-def contestants(draft: str, sizes: Mapping[str, int]) -> list[Contestant]:
-    """All six; one thread in one process comes first: what the others are compared with."""
+def contestants(draft: str, sizes: Mapping[str, int], streams: int = 0) -> list[Contestant]:
+    """All of them; one thread in one process comes first: what the others are compared with."""
     k, own = sizes["k"], f",{draft}"
     inline = Recipe.of(f"draft_model:k={k},draws=false{own}")
     swift = Recipe.of(f"swiftspec:budget={k},width={sizes['width']},top={sizes['top']}{own}")
-    mirror = Recipe.of(f"mirror_sd:k={sizes['window']},kappa={sizes['kappa']}{own}")
+    windows = f"mirror_sd:k={sizes['window']},kappa={sizes['kappa']}{own}"
+    streamed = [Contestant(STREAMED, Recipe.of(f"{windows},streams={streams}"), 1)] if streams else []
     return [
         Contestant("inline_1", inline, 1),
         Contestant("plain_1", Recipe(), 1),
         Contestant("swiftspec", swift, 1),
-        Contestant("mirror_sd", mirror, 1),
+        Contestant("mirror_sd", Recipe.of(windows), 1),
+        *streamed,
         Contestant("inline_2", inline, 2),
         Contestant("plain_2", Recipe(), 2),
     ]
@@ -172,6 +175,13 @@ def contestants(draft: str, sizes: Mapping[str, int]) -> list[Contestant]:
 def drafts_with(distilled: HeadFile | None, layers: int) -> tuple[str, str]:
     """Options of the draft, and the digest of its file: distilled layers if there are any, else cut ones."""
     return ("source=trained", distilled.digest) if distilled else (f"source=cut,layers={layers}", "")
+
+
+def stream_count(distilled: HeadFile | None) -> int:
+    """Streams that a draft model's file holds, if there is one."""
+    facts = distilled.facts.get("streams") if distilled else None
+    count = facts.get("count") if isinstance(facts, dict) else None
+    return count if isinstance(count, int) else 0
 
 
 class _Turns:

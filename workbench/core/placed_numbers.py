@@ -15,7 +15,8 @@ from workbench.core.placed_run import TwoPlaces
 from workbench.spec.run import Metric
 
 BASE = "inline_1"
-PLACED = ("swiftspec", "mirror_sd")
+STREAMED = "mirror_streams"
+PLACED = ("swiftspec", "mirror_sd", STREAMED)
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def numbers(cell: str, rounds: Sequence[Mapping[str, Turned]], k: int, window: i
     return (
         *out,
         *_inline(cell, rounds, k),
-        *(m for name in PLACED for m in _placed(cell, name, rounds, k, window)),
+        *(m for name in PLACED if name in rounds[0] for m in _placed(cell, name, rounds, k, window)),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from workbench.core.placed_bench import contestants
-from workbench.core.placed_numbers import BASE, Turned, numbers, turned
+from workbench.core.placed_numbers import BASE, STREAMED, Turned, numbers, turned
 from workbench.core.placed_run import TwoPlaces
 from workbench.spec.events import DraftRecord, RequestEvent, StepEvent, TokenInfo
 from workbench.speculative.placement.messages import Worked
@@ -60,6 +60,8 @@ def test_one_thread_that_does_both_is_what_others_are_compared_with() -> None:
         "mirror_sd",
     }
     assert {r.threads for r in racers if r.name in ("swiftspec", "mirror_sd")} == {1}
+    (more,) = set(contestants("source=trained", SIZES, 2)) - set(contestants("source=trained", SIZES))
+    assert more.name == STREAMED and dict(more.recipe.uses[0].options)["streams"] == 2
 
 
 def step(number: int, prefill: int, *drafts: DraftRecord) -> StepEvent:
