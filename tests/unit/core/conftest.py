@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from workbench.core import kvtc_calibration
 from workbench.core.session import Session
+from workbench.engine.params import SamplingParams
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
 
@@ -71,6 +72,23 @@ def until_running() -> Callable[[Any], None]:
         assert job.text
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def talk() -> list[int]:
+    """Ids of a conversation that fills four pages of 16 and part of a fifth."""
+    return [4 + (7 * i) % 50 for i in range(75)]
+
+
+@pytest.fixture(scope="session")
+def answer(talk: list[int]) -> Callable[..., tuple[list[int], int]]:
+    """``answer(session, ids, salt=...)``: what follows the conversation, and how much of it was cached."""
+
+    def asked(session: Session, ids: Sequence[int] = talk, salt: str = "") -> tuple[list[int], int]:
+        run = session.submit(ids, SamplingParams(max_tokens=6), salt=salt).result()
+        return run.token_ids, run.outputs[0]["cached_tokens"]
+
+    return asked
 
 
 @pytest.fixture(scope="module")

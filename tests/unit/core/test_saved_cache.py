@@ -18,38 +18,32 @@ from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("short_calibrations")
-IDS = [4 + (7 * i) % 50 for i in range(75)]
 PAGED = ("paged:page_size=16", "prefix_cache")
 LOSSY = ("kvtc:k_ratio=4,v_ratio=4,window=16", "cachegen:level=64/64/64")
 
 
-def answer(session: Session, ids=IDS, salt: str = "", tokens: int = 6):
-    run = session.submit(ids, SamplingParams(max_tokens=tokens), salt=salt).result()
-    return run.token_ids, run.outputs[0]["cached_tokens"]
-
-
 @pytest.mark.parametrize("index", ["prefix_cache", "radix_cache"])
 @pytest.mark.parametrize("format", [None, "kv_int8", "kivi:residual=32", "kv_fp8"])
-def test_raw_comes_back_exactly_whatever_the_format(open_session, tmp_path, index, format):
+def test_raw_comes_back_exactly_whatever_the_format(open_session, tmp_path, index, format, talk, answer):
     uses = ["paged:page_size=32", index, *([format] if format else [])]
     first = open_session(*uses)
     expected = answer(first)
-    saved = first.save_cache(tmp_path / "talk.kv", IDS).result()
+    saved = first.save_cache(tmp_path / "talk.kv", talk).result()
     assert (saved.tokens, saved.cached, saved.lossy, saved.drafter) == (75, 64, False, "")
     assert saved.file_bytes == (tmp_path / "talk.kv").stat().st_size > saved.kv_bytes > 0
     assert answer(first)[0] == expected[0]
     second = open_session(*uses)
     resumed = second.resume(tmp_path / "talk.kv").result()
-    assert (list(resumed.ids), resumed.cached, resumed.salt, resumed.lossy) == (IDS, 64, "", False)
+    assert (list(resumed.ids), resumed.cached, resumed.salt, resumed.lossy) == (talk, 64, "", False)
     assert answer(second) == (expected[0], 64)
     second._state.engine.kv.check()
 
 
 @pytest.mark.parametrize("codec", LOSSY)
-def test_lossy_conversations_serve_only_who_passes_their_salt(open_session, tmp_path, codec):
+def test_lossy_conversations_serve_only_who_passes_their_salt(open_session, tmp_path, codec, talk, answer):
     session = open_session(*PAGED)
     plain, _ = answer(session)
-    saved = session.save_cache(tmp_path / "talk.kv", IDS, codec).result()
+    saved = session.save_cache(tmp_path / "talk.kv", talk, codec).result()
     assert saved.lossy and saved.codec == codec
     other = open_session(*PAGED)
     resumed = other.resume(tmp_path / "talk.kv").result()
@@ -64,11 +58,11 @@ def test_lossy_conversations_serve_only_who_passes_their_salt(open_session, tmp_
     assert answer(third, salt=again.salt) == (ids, 64)
 
 
-def test_a_lossy_restore_is_the_codec_s_round_trip(open_session, tmp_path):
+def test_a_lossy_restore_is_the_codec_s_round_trip(open_session, tmp_path, talk):
     """What lies in the pages is what the codec gives back of the exact rows, sinks and window kept."""
     session = open_session(*PAGED)
-    session.save_cache(tmp_path / "raw.kv", IDS).result()
-    session.save_cache(tmp_path / "talk.kv", IDS, LOSSY[0]).result()
+    session.save_cache(tmp_path / "raw.kv", talk).result()
+    session.save_cache(tmp_path / "talk.kv", talk, LOSSY[0]).result()
     rows = {}
     for name in ("raw.kv", "talk.kv"):
         other = open_session(*PAGED)
@@ -82,10 +76,10 @@ def test_a_lossy_restore_is_the_codec_s_round_trip(open_session, tmp_path):
     assert 0 < middle < 0.5
 
 
-def test_a_new_process_goes_on_where_this_one_was(open_session, tmp_path, model_folder):
+def test_a_new_process_goes_on_where_this_one_was(open_session, tmp_path, model_folder, talk, answer):
     session = open_session(*PAGED)
     expected, _ = answer(session)
-    session.save_cache(tmp_path / "talk.kv", IDS).result()
+    session.save_cache(tmp_path / "talk.kv", talk).result()
     code = f"""
 from workbench.core.session import Session
 from workbench.engine.params import SamplingParams
@@ -118,11 +112,11 @@ def test_a_finished_run_is_saved_with_its_answer(open_session, tmp_path):
 
 
 @pytest.mark.parametrize("codec", ["raw", LOSSY[0]])
-def test_a_drafter_s_layers_come_along_or_start_cold(open_session, tmp_path, codec):
+def test_a_drafter_s_layers_come_along_or_start_cold(open_session, tmp_path, codec, talk, answer):
     uses = (*PAGED, "draft_model:layers=1")
     session = open_session(*uses)
     plain, _ = answer(session)
-    saved = session.save_cache(tmp_path / "talk.kv", IDS, codec).result()
+    saved = session.save_cache(tmp_path / "talk.kv", talk, codec).result()
     assert saved.drafter == ("1 KV layers" if codec == "raw" else "the drafter starts cold")
     other = open_session(*uses)
     resumed = other.resume(tmp_path / "talk.kv").result()
@@ -136,20 +130,20 @@ def test_a_drafter_s_layers_come_along_or_start_cold(open_session, tmp_path, cod
             open_session(*PAGED).resume(tmp_path / "talk.kv").result()
 
 
-def test_sliding_windows_keep_the_pages_they_still_see(model_folder, tmp_path):
+def test_sliding_windows_keep_the_pages_they_still_see(model_folder, tmp_path, talk, answer):
     """Lossy codecs leave layers with a window alone; prompts may end anywhere in the first page they see."""
     limits = EngineLimits(kv_pool_tokens=1024, max_sequences=8, max_context=128)
     where = {"dtype": "float32", "limits": limits}
     for index, codec in (("radix_cache", "raw"), ("prefix_cache", LOSSY[0]), ("radix_cache", LOSSY[1])):
         recipe = Recipe.of("paged:page_size=16", index)
         with Session(str(model_folder("gemma3")), recipe, **where) as session:
-            whole, shorter = answer(session)[0], answer(session, IDS[:64])[0]
-            session.save_cache(tmp_path / "talk.kv", IDS, codec).result()
+            whole, shorter = answer(session)[0], answer(session, talk[:64])[0]
+            session.save_cache(tmp_path / "talk.kv", talk, codec).result()
         with Session(str(model_folder("gemma3")), recipe, **where) as session:
             resumed = session.resume(tmp_path / "talk.kv").result()
             ids, cached = answer(session, salt=resumed.salt)
             assert cached == 64 and (codec != "raw" or ids == whole)
-            ids, cached = answer(session, IDS[:64], salt=resumed.salt)
+            ids, cached = answer(session, talk[:64], salt=resumed.salt)
             assert codec != "raw" or (ids == shorter and cached == 63)
             session._state.engine.kv.check()
 

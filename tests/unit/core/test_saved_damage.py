@@ -31,20 +31,14 @@ from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("short_calibrations")
-IDS = [4 + (7 * i) % 50 for i in range(75)]
 PAGED = ("paged:page_size=16", "prefix_cache")
 LOSSY = ("kvtc:k_ratio=4,v_ratio=4,window=16", "cachegen:level=64/64/64")
 
 
-def answer(session: Session, ids=IDS, salt: str = "", tokens: int = 6):
-    run = session.submit(ids, SamplingParams(max_tokens=tokens), salt=salt).result()
-    return run.token_ids, run.outputs[0]["cached_tokens"]
-
-
 @pytest.fixture
-def saved(open_session, tmp_path) -> Path:
+def saved(open_session, tmp_path, talk) -> Path:
     path = tmp_path / "talk.kv"
-    open_session(*PAGED).save_cache(path, IDS).result()
+    open_session(*PAGED).save_cache(path, talk).result()
     return path
 
 
@@ -55,7 +49,7 @@ def untouched(session: Session) -> bool:
     return len(kv.index) == 0 and all(pool.used == 0 and pool.cached == 0 for pool in kv.pools)
 
 
-def test_damage_is_named_with_its_place_and_changes_nothing(open_session, saved):
+def test_damage_is_named_with_its_place_and_changes_nothing(open_session, saved, answer):
     session, data = open_session(*PAGED), saved.read_bytes()
     session.generate("x", max_tokens=1)
     assert untouched(session)
@@ -79,9 +73,9 @@ def test_damage_is_named_with_its_place_and_changes_nothing(open_session, saved)
 
 
 @pytest.mark.parametrize("codec", ["raw", *LOSSY])
-def test_no_flipped_byte_and_no_cut_gets_through(open_session, tmp_path, codec):
+def test_no_flipped_byte_and_no_cut_gets_through(open_session, tmp_path, codec, talk):
     path, session = tmp_path / "talk.kv", open_session(*PAGED)
-    session.save_cache(path, IDS, codec).result()
+    session.save_cache(path, talk, codec).result()
     session, data = open_session(*PAGED), path.read_bytes()
     session.generate("x", max_tokens=1)
     rng = np.random.default_rng(0)
@@ -126,7 +120,7 @@ def test_another_model_is_refused(model_folder, saved):
         assert untouched(session)
 
 
-def test_a_conversation_longer_than_the_context_is_refused(open_session, saved):
+def test_a_conversation_longer_than_the_context_is_refused(open_session, saved, talk):
     limits = EngineLimits(kv_pool_tokens=1024, max_sequences=8, max_context=48)
     with pytest.raises(PayloadError, match="context limit is 48"):
         open_session(*PAGED, limits=limits).resume(saved).result()
@@ -135,13 +129,13 @@ def test_a_conversation_longer_than_the_context_is_refused(open_session, saved):
     with pytest.raises(CapacityError, match="kv_pool_tokens"):
         small.resume(saved).result()
     with pytest.raises(CapacityError, match="kv_pool_tokens"):
-        small.save_cache(saved, IDS).result()
+        small.save_cache(saved, talk).result()
     assert untouched(small)
 
 
-def test_codecs_that_are_not_calibrated_here_say_so(open_session, tmp_path, monkeypatch):
+def test_codecs_that_are_not_calibrated_here_say_so(open_session, tmp_path, monkeypatch, talk):
     path = tmp_path / "talk.kv"
-    open_session(*PAGED).save_cache(path, IDS, LOSSY[0]).result()
+    open_session(*PAGED).save_cache(path, talk, LOSSY[0]).result()
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "elsewhere"))
     session = open_session(*PAGED)
     with pytest.raises(PayloadError, match="not calibrated for kvtc") as caught:
@@ -207,25 +201,25 @@ def test_without_a_prefix_index_the_way_out_is_named(open_session, saved):
     assert "radix_cache" in caught.value.hint
 
 
-def test_what_cannot_be_saved_is_refused_at_once(open_session, tmp_path):
+def test_what_cannot_be_saved_is_refused_at_once(open_session, tmp_path, talk):
     session, path = open_session(*PAGED, "kv_int8"), tmp_path / "talk.kv"
     with pytest.raises(RecipeError, match="stores no conversations"):
-        session.save_cache(path, IDS, "rtn")
+        session.save_cache(path, talk, "rtn")
     with pytest.raises(OptionError, match="k_ratio"):
-        session.save_cache(path, IDS, "kvtc:k_ratio=0")
+        session.save_cache(path, talk, "kvtc:k_ratio=0")
     with pytest.raises(RecipeError, match="no options"):
-        session.save_cache(path, IDS, "raw:level=3")
+        session.save_cache(path, talk, "raw:level=3")
     with pytest.raises(RequestError, match="no page"):
-        session.save_cache(path, IDS[:15]).result()
+        session.save_cache(path, talk[:15]).result()
     with pytest.raises(UnsupportedInput, match="int8"):
-        session.save_cache(path, IDS, LOSSY[0]).result()
+        session.save_cache(path, talk, LOSSY[0]).result()
     assert not list(tmp_path.iterdir())
     session.close()
     with pytest.raises(SessionClosed):
-        session.save_cache(path, IDS)
+        session.save_cache(path, talk)
 
 
-def test_a_full_disk_leaves_no_file_and_the_older_one_as_it_was(open_session, saved, monkeypatch):
+def test_a_full_disk_leaves_no_file_and_the_older_one_as_it_was(open_session, saved, monkeypatch, talk):
     session, before = open_session(*PAGED), saved.read_bytes()
 
     class Full:
@@ -243,15 +237,15 @@ def test_a_full_disk_leaves_no_file_and_the_older_one_as_it_was(open_session, sa
 
     monkeypatch.setattr("workbench.core.saved_file.os.fdopen", Full)
     with pytest.raises(StorageError, match="No space left"):
-        session.save_cache(saved, IDS).result()
+        session.save_cache(saved, talk).result()
     monkeypatch.undo()
     assert saved.read_bytes() == before and list(saved.parent.iterdir()) == [saved]
     with pytest.raises(StorageError, match="There is no folder"):
-        session.save_cache(saved.parent / "no" / "folder.kv", IDS).result()
+        session.save_cache(saved.parent / "no" / "folder.kv", talk).result()
 
 
 @pytest.mark.parametrize("where", ["computing the conversation", "reading cached pages", "writing the file"])
-def test_cancelling_half_way_leaves_no_file_and_no_page(open_session, tmp_path, monkeypatch, where):
+def test_cancelling_half_way_leaves_no_file_and_no_page(open_session, tmp_path, monkeypatch, where, talk):
     monkeypatch.setattr(saved_cache, "PREFILL", 16)
     session, seen = open_session(*PAGED), []
 
@@ -261,7 +255,7 @@ def test_cancelling_half_way_leaves_no_file_and_no_page(open_session, tmp_path, 
             job.cancel()
 
     session.listen(listen)
-    job = session.save_cache(tmp_path / "talk.kv", IDS)
+    job = session.save_cache(tmp_path / "talk.kv", talk)
     try:
         job.result(60)
     except Cancelled:
@@ -288,9 +282,9 @@ def test_cancelling_a_resume_changes_nothing(open_session, saved):
     assert untouched(session)
 
 
-def test_two_sessions_save_and_resume_one_file(open_session, tmp_path):
+def test_two_sessions_save_and_resume_one_file(open_session, tmp_path, talk, answer):
     path, sessions = tmp_path / "talk.kv", [open_session(*PAGED) for _ in range(2)]
-    for job in [s.save_cache(path, IDS) for s in sessions for _ in range(3)]:
+    for job in [s.save_cache(path, talk) for s in sessions for _ in range(3)]:
         job.result()
     assert list(tmp_path.iterdir()) == [path]
     for job in [s.resume(path) for s in sessions for _ in range(2)]:

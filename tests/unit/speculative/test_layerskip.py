@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
-
 import pytest
 import torch
 
 import workbench.speculative.layerskip as layerskip
-from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
 from workbench.spec.errors import OptionError, PlanError
 
+pytestmark = pytest.mark.usefixtures("inference")
 PAGE = 4
 SKIP = "layerskip:k=3,exit=1"
 AGAIN = SKIP + ",reuse=false"
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
-
-
-def outcome(lab: ModuleType, engine: Engine, prompts: Any, **params: Any) -> tuple[list[Any], list[Any]]:
-    """Ids and log-probabilities of every prompt's output, and the drafts that were judged."""
-    ran = lab.run_engine(engine, prompts, **{"max_tokens": 14, "ignore_eos": True, "logprobs": 0, **params})
-    engine.kv.check()
-    assert not any(pool.used for pool in engine.kv.pools)
-    assert engine.drafting.nbytes() == 0  # nothing outlives a step
-    out = [(ran.ids(f"r{i}"), ran.logprobs(f"r{i}")) for i in range(len(prompts))]
-    return out, [d for step in ran.steps for d in step.drafts]
 
 
 @pytest.mark.parametrize(
@@ -41,15 +22,15 @@ def outcome(lab: ModuleType, engine: Engine, prompts: Any, **params: Any) -> tup
     ids=str,
 )
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_output_is_the_targets_to_the_bit(lab, uses, family):
+def test_output_is_the_targets_to_the_bit(lab, uses, family, outcome):
     """Pinned rows have the same bits in a draft's pass, behind the exit layer, and in a plain decode."""
     prompts = lab.prompts_of(4, seed=2, low=5, high=40)
-    expected, _ = outcome(lab, lab.make_engine("paged", *uses, page_size=PAGE, family=family), prompts)
+    expected, _ = outcome(lab.make_engine("paged", *uses, page_size=PAGE, family=family), prompts)
     skip = SKIP if family == "llama" else "layerskip:k=3,exit=2"
     for drafter in (skip, skip + ",reuse=false"):
         drafted = lab.make_engine("paged", drafter, *uses, page_size=PAGE, family=family)
         for _ in range(2):  # the second time with whatever a prefix index kept
-            found, drafts = outcome(lab, drafted, prompts)
+            found, drafts = outcome(drafted, prompts)
             assert found == expected
             assert any(d.accepted for d in drafts)
             assert family == "gemma3" or any(len(d.accepted) < len(d.tokens) for d in drafts)
@@ -58,34 +39,34 @@ def test_output_is_the_targets_to_the_bit(lab, uses, family):
 @pytest.mark.parametrize(
     "uses", [("kivi:residual=32",), ("quest:budget=128,dense_layers=0",), ("snapkv",), ("streaming_llm",)]
 )
-def test_what_the_target_attends_to_is_what_the_draft_attends_to(lab, uses):
+def test_what_the_target_attends_to_is_what_the_draft_attends_to(lab, uses, outcome):
     """Pages coded whole, pages chosen by their bounds, tokens that were dropped."""
     prompts = lab.prompts_of(2, seed=3, low=100, high=180)
-    expected, _ = outcome(lab, lab.make_engine("paged", *uses), prompts)
-    found, drafts = outcome(lab, lab.make_engine("paged", *uses, SKIP), prompts)
+    expected, _ = outcome(lab.make_engine("paged", *uses), prompts)
+    found, drafts = outcome(lab.make_engine("paged", *uses, SKIP), prompts)
     assert found == expected and drafts
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.3, "seed": 4}, {"temperature": 0.8, "top_k": 7}])
 @pytest.mark.parametrize("uses", [(), ("kv_int8",), ("prefix_cache",)], ids=str)
-def test_all_layers_of_the_target_are_always_right(lab, monkeypatch, uses, sampling):
+def test_all_layers_of_the_target_are_always_right(lab, monkeypatch, uses, sampling, outcome):
     """Every draft is accepted whole under R1 and R2: what is drafted from is what it is judged by."""
     monkeypatch.setattr(layerskip, "exit_layers", lambda target, asked: target)
     engine = lab.make_engine("paged", AGAIN, *uses, page_size=PAGE)
     for _ in range(2):
-        _, drafts = outcome(lab, engine, lab.prompts_of(3, seed=6, low=10, high=30), **sampling)
+        _, drafts = outcome(engine, lab.prompts_of(3, seed=6, low=10, high=30), **sampling)
         assert drafts and all(len(d.accepted) == len(d.tokens) for d in drafts)
         assert {d.rule for d in drafts} == ({"r2"} if sampling else {"r1"})
 
 
-def test_drawn_drafts_are_judged_alike_wherever_the_pass_begins(lab):
+def test_drawn_drafts_are_judged_alike_wherever_the_pass_begins(lab, outcome):
     prompts = lab.prompts_of(3, seed=6, low=10, high=30)
     one, again = (lab.make_engine("paged", use, page_size=PAGE) for use in (SKIP, AGAIN))
-    kept, drafts = outcome(lab, one, prompts, temperature=0.9, seed=5)
-    assert (kept, drafts) == outcome(lab, again, prompts, temperature=0.9, seed=5)
+    kept, drafts = outcome(one, prompts, temperature=0.9, seed=5)
+    assert (kept, drafts) == outcome(again, prompts, temperature=0.9, seed=5)
     assert {d.rule for d in drafts} == {"r2"}
     likeliest = lab.make_engine("paged", SKIP + ",draws=false", page_size=PAGE)
-    assert {d.rule for d in outcome(lab, likeliest, prompts, temperature=1.0, seed=1)[1]} == {"r3"}
+    assert {d.rule for d in outcome(likeliest, prompts, temperature=1.0, seed=1)[1]} == {"r3"}
 
 
 def test_no_row_runs_twice_below_the_exit(lab, monkeypatch):
@@ -148,23 +129,23 @@ def test_rows_of_every_layer_equal_those_of_a_fresh_prefill(lab):
         assert torch.equal(a, b)
 
 
-def test_samples_and_preemption(lab):
+def test_samples_and_preemption(lab, outcome):
     prompts = lab.prompts_of(3, seed=5, low=10, high=30)
-    plain, _ = outcome(lab, lab.make_engine("paged", page_size=PAGE), prompts)
+    plain, _ = outcome(lab.make_engine("paged", page_size=PAGE), prompts)
     engine = lab.make_engine("paged", SKIP, page_size=PAGE)
     lab.preempt_at(engine, {3, 6, 7}.__contains__)
-    found, _ = outcome(lab, engine, prompts)
+    found, _ = outcome(engine, prompts)
     assert found == plain
     ran = lab.run_engine(engine, prompts[:1], n=3, temperature=1.0, seed=3, max_tokens=9)
     assert all(ran.ids(sample=i) for i in range(3)) and any(s.drafts for s in ran.steps)
 
 
-def test_a_full_pool_preempts_between_draft_and_verdict(lab):
+def test_a_full_pool_preempts_between_draft_and_verdict(lab, outcome):
     """Pages run out while drafts ask for room: sequences are thrown out and come back, output is the same."""
     prompts = lab.prompts_of(4, seed=8, low=20, high=30)
-    plain, _ = outcome(lab, lab.make_engine("paged", page_size=PAGE), prompts, max_tokens=40)
+    plain, _ = outcome(lab.make_engine("paged", page_size=PAGE), prompts, max_tokens=40)
     engine = lab.make_engine("paged", SKIP, page_size=PAGE, pool=128)
-    found, drafts = outcome(lab, engine, prompts, max_tokens=40)
+    found, drafts = outcome(engine, prompts, max_tokens=40)
     assert found == plain and drafts
 
 

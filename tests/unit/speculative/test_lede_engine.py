@@ -18,14 +18,9 @@ from workbench.speculative.lede.control import LedeControl
 from workbench.speculative.lede.learnt import Learnt, Way
 from workbench.speculative.lede.state import Limits
 
+pytestmark = pytest.mark.usefixtures("inference")
 PAGE = 4
 GUARD = Guard((0.5, 0.3), (0.5, 0.3))
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
 
 
 class Toss:
@@ -69,15 +64,6 @@ def steered(
     return engine
 
 
-def outcome(lab: ModuleType, engine: Engine, prompts: Any, **params: Any) -> tuple[list[Any], list[Any]]:
-    ran = lab.run_engine(engine, prompts, **{"max_tokens": 14, "ignore_eos": True, "logprobs": 0, **params})
-    engine.kv.check()
-    assert not any(pool.used for pool in engine.kv.pools)
-    assert engine.drafting.nbytes() == 0
-    out = [(ran.ids(f"r{i}"), ran.logprobs(f"r{i}")) for i in range(len(prompts))]
-    return out, [d for step in ran.steps for d in step.drafts]
-
-
 LAYERS = {"llama": 2, "gemma3": 4}
 
 
@@ -87,14 +73,14 @@ LAYERS = {"llama": 2, "gemma3": 4}
     ids=str,
 )
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_output_is_the_targets_to_the_bit_wherever_it_is_left(lab, uses, family):
+def test_output_is_the_targets_to_the_bit_wherever_it_is_left(lab, uses, family, outcome):
     prompts = lab.prompts_of(4, seed=2, low=5, high=40)
-    expected, _ = outcome(lab, lab.make_engine("paged", *uses, page_size=PAGE, family=family), prompts)
+    expected, _ = outcome(lab.make_engine("paged", *uses, page_size=PAGE, family=family), prompts)
     for skip in ("layerskip", "layerskip:reuse=false"):
         control = control_of(Toss(), LAYERS[family])
         engine = steered(lab, control, *uses, skip=skip, page_size=PAGE, family=family)
         for _ in range(2):  # the second time with whatever a prefix index kept
-            found, drafts = outcome(lab, engine, prompts)
+            found, drafts = outcome(engine, prompts)
             assert found == expected
             assert len({d.exit for d in drafts}) >= (1 if family == "llama" else 2)
             assert len({len(d.tokens) for d in drafts}) > 1
@@ -113,31 +99,31 @@ def test_output_is_the_targets_to_the_bit_wherever_it_is_left(lab, uses, family)
     ],
     ids=str,
 )
-def test_coded_pages_and_dropped_tokens_are_seen_alike(lab, uses):
+def test_coded_pages_and_dropped_tokens_are_seen_alike(lab, uses, outcome):
     prompts = lab.prompts_of(2, seed=3, low=100, high=180)
-    expected, _ = outcome(lab, lab.make_engine("paged", *uses), prompts)
-    found, drafts = outcome(lab, steered(lab, control_of(Toss(3), 2), *uses), prompts)
+    expected, _ = outcome(lab.make_engine("paged", *uses), prompts)
+    found, drafts = outcome(steered(lab, control_of(Toss(3), 2), *uses), prompts)
     assert found == expected and drafts
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_drafts_that_are_not_drawn_leave_a_seeded_run_as_it_was(lab, family):
+def test_drafts_that_are_not_drawn_leave_a_seeded_run_as_it_was(lab, family, outcome):
     prompts = lab.prompts_of(3, seed=6, low=10, high=30)
     sampling = {"temperature": 1.2, "seed": 4, "top_k": 20}
-    plain, _ = outcome(lab, lab.make_engine("paged", page_size=PAGE, family=family), prompts, **sampling)
+    plain, _ = outcome(lab.make_engine("paged", page_size=PAGE, family=family), prompts, **sampling)
     control = control_of(Toss(), LAYERS[family])
     engine = steered(lab, control, skip="layerskip:draws=false", page_size=PAGE, family=family)
-    found, drafts = outcome(lab, engine, prompts, **sampling)
+    found, drafts = outcome(engine, prompts, **sampling)
     assert found == plain and {d.rule for d in drafts} == {"r3"}
 
 
-def test_drawn_drafts_are_judged_by_the_law_they_were_drawn_from(lab):
+def test_drawn_drafts_are_judged_by_the_law_they_were_drawn_from(lab, outcome):
     """Wherever the pass of the target begins, and again with the same seed."""
     prompts = lab.prompts_of(3, seed=6, low=10, high=30)
     outcomes = []
     for skip in ("layerskip", "layerskip:reuse=false", "layerskip"):
         engine = steered(lab, control_of(Toss(), 4), skip=skip, page_size=PAGE, family="gemma3")
-        outcomes.append(outcome(lab, engine, prompts, temperature=0.9, seed=5))
+        outcomes.append(outcome(engine, prompts, temperature=0.9, seed=5))
     assert outcomes[0] == outcomes[1] == outcomes[2]
     assert {d.rule for d in outcomes[0][1]} == {"r2"}
 
@@ -168,18 +154,18 @@ def test_rows_of_every_layer_equal_those_of_a_fresh_prefill(lab):
         assert torch.equal(a, b)
 
 
-def test_samples_preemption_and_a_full_pool(lab):
+def test_samples_preemption_and_a_full_pool(lab, outcome):
     prompts = lab.prompts_of(3, seed=5, low=10, high=30)
-    plain, _ = outcome(lab, lab.make_engine("paged", page_size=PAGE), prompts)
+    plain, _ = outcome(lab.make_engine("paged", page_size=PAGE), prompts)
     engine = steered(lab, control_of(Toss(), 2), page_size=PAGE)
     lab.preempt_at(engine, {3, 6, 7}.__contains__)
-    assert outcome(lab, engine, prompts)[0] == plain
+    assert outcome(engine, prompts)[0] == plain
     ran = lab.run_engine(engine, prompts[:1], n=3, temperature=1.0, seed=3, max_tokens=9)
     assert all(ran.ids(sample=i) for i in range(3)) and any(s.drafts for s in ran.steps)
     small = steered(lab, control_of(Toss(), 2), page_size=PAGE, pool=128)
     many = lab.prompts_of(4, seed=8, low=20, high=30)
-    plain, _ = outcome(lab, lab.make_engine("paged", page_size=PAGE), many, max_tokens=40)
-    assert outcome(lab, small, many, max_tokens=40)[0] == plain
+    plain, _ = outcome(lab.make_engine("paged", page_size=PAGE), many, max_tokens=40)
+    assert outcome(small, many, max_tokens=40)[0] == plain
 
 
 def passes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[range | None, int]]:
@@ -230,20 +216,18 @@ def test_no_drafts_is_a_choice_that_costs_nothing(lab, monkeypatch, policy, fixe
 
 
 @pytest.mark.parametrize("policy, learnt", [("fixed", True), ("auto", False)])
-def test_the_fixed_choice_is_exit_and_length(lab, policy, learnt):
+def test_the_fixed_choice_is_exit_and_length(lab, policy, learnt, outcome):
     control = control_of(Always(go_on=True), 4, fixed=(2, 3), learnt=learnt, policy=policy)
-    _, drafts = outcome(
-        lab, steered(lab, control, family="gemma3"), lab.prompts_of(2, seed=1, low=9, high=30)
-    )
+    _, drafts = outcome(steered(lab, control, family="gemma3"), lab.prompts_of(2, seed=1, low=9, high=30))
     full = [d for d in drafts if d.emitted < 14 and d.exit]
     assert {d.exit for d in full} == {2} and max(len(d.tokens) for d in full) == 3
 
 
-def test_it_drafts_no_further_than_it_may(lab):
+def test_it_drafts_no_further_than_it_may(lab, outcome):
     for options, most in (({"longest": 3}, 3), ({}, 5)):
         control = control_of(Toss(1 << 30), 4, **{"fixed": (1, 12), "policy": "fixed", **options})
         engine = steered(lab, control, family="gemma3")
-        _, drafts = outcome(lab, engine, lab.prompts_of(2, seed=1, low=9, high=30), max_tokens=24)
+        _, drafts = outcome(engine, lab.prompts_of(2, seed=1, low=9, high=30), max_tokens=24)
         assert max(len(d.tokens) for d in drafts) == most == engine.drafting.max_draft
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from types import ModuleType
 
 import pytest
-import torch
 
 from workbench.engine.engine import Engine
-from workbench.engine.params import SamplingParams
-from workbench.engine.sequence import Request
 from workbench.spec.errors import OptionError
 from workbench.speculative import predict
 from workbench.speculative.draft_model import cut_out
@@ -20,11 +16,7 @@ from workbench.speculative.placement.timeline import MirrorTimes, mirror_speedup
 from workbench.speculative.placement.tree_kv import TreeKV
 from workbench.speculative.verify import ExactVerify
 
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 def run(
@@ -44,15 +36,9 @@ def run(
     engine = Engine(
         base.executor, base.kv, base.scheduler, context=256, drafter=drafter, verify=ExactVerify()
     )
-    for i, prompt in enumerate(prompts):
-        engine.add(Request(f"r{i}", tuple(prompt), SamplingParams(**params)))  # type: ignore[arg-type]
-    ids: list[list[int]] = [[] for _ in prompts]
-    windows = []
-    while engine.has_work:
-        step, events = engine.step()
-        windows += [d.tokens for d in step.drafts]
-        for event in events:
-            ids[int(event.request_id[1:])] += [t.id for t in event.tokens]
+    ran = lab.run_engine(engine, prompts, **params)
+    ids = [ran.ids(f"r{i}") for i in range(len(prompts))]
+    windows = [d.tokens for step in ran.steps for d in step.drafts]
     assert kv.used == 0
     return drafter, ids, windows
 

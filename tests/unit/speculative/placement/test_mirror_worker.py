@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-import torch
 
 from workbench.engine.engine import Engine
-from workbench.engine.params import SamplingParams
-from workbench.engine.sequence import Request
 from workbench.engine.split_runner import SplitRunner
 from workbench.speculative.draft_model import cut_out
 from workbench.speculative.placement.here import HereLink
@@ -22,13 +18,8 @@ from workbench.speculative.placement.placed import Place
 from workbench.speculative.placement.tree_kv import TreeKV
 from workbench.speculative.verify import ExactVerify
 
+pytestmark = pytest.mark.usefixtures("inference")
 VOCAB = 61
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def run(
@@ -73,15 +64,9 @@ def run(
         runner=SplitRunner(base.executor, target),
         verify=ExactVerify(),
     )
-    for i, prompt in enumerate(prompts):
-        engine.add(Request(f"r{i}", tuple(prompt), SamplingParams(**params)))  # type: ignore[arg-type]
-    ids: list[list[int]] = [[] for _ in prompts]
-    drafts = []
-    while engine.has_work:
-        step, events = engine.step()
-        drafts += [d.tokens for d in step.drafts]
-        for event in events:
-            ids[int(event.request_id[1:])] += [t.id for t in event.tokens]
+    ran = lab.run_engine(engine, prompts, **params)
+    ids = [ran.ids(f"r{i}") for i in range(len(prompts))]
+    drafts = [d.tokens for step in ran.steps for d in step.drafts]
     assert link.worker.kv.used == 0
     return target, ids, drafts, link
 
