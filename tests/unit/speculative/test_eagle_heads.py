@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache as memoised
 from pathlib import Path
 from types import ModuleType
 
@@ -84,13 +85,25 @@ USES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def plain(lab: ModuleType, prompts):
+    """What an engine without a drafter says to the prompts: ``plain(*uses, family=..., **params)``."""
+
+    @memoised
+    def said(*uses, family="llama", **params):
+        return generate(
+            lab, lab.make_engine("paged", *uses, page_size=PAGE, family=family), prompts, **params
+        )[0]
+
+    return said
+
+
 @pytest.mark.parametrize("drafter", [*CHAINS, *TREES])
 @pytest.mark.parametrize("uses", USES, ids=str)
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_output_is_the_targets(lab, head, prompts, uses, drafter, family):
+def test_output_is_the_targets(lab, head, prompts, plain, uses, drafter, family):
     head(family)
-    plain = [u for u in uses if u != "goodput"]
-    expected, _ = generate(lab, lab.make_engine("paged", *plain, page_size=PAGE, family=family), prompts)
+    expected = plain(*(u for u in uses if u != "goodput"), family=family)
     engine = lab.make_engine("paged", drafter, *uses, page_size=PAGE, family=family)
     for _ in range(2):  # the second time with whatever a prefix index kept
         found, drafts = generate(lab, engine, prompts)
@@ -110,10 +123,10 @@ def test_pages_that_are_coded_whole(lab, head, prompts):
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.6}, {"temperature": 1.2, "top_k": 7}], ids=str)
-def test_a_seeded_run_says_what_the_plain_run_says(lab, head, prompts, sampling):
+def test_a_seeded_run_says_what_the_plain_run_says(lab, head, prompts, plain, sampling):
     head()
     params = {"seed": 5, **sampling}
-    expected, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts, **params)
+    expected = plain(**params)
     for drafter in (TREE, DYNAMIC, LEAVES, "eagle:tree=static,draws=false"):
         found, drafts = generate(lab, lab.make_engine("paged", drafter, page_size=PAGE), prompts, **params)
         assert found == expected and {d.rule for d in drafts} == {"r3"}
@@ -131,7 +144,7 @@ def test_a_chain_is_the_oracles_whatever_the_chunks(lab, head, random_heads, pro
     oracle = head("llama", drafter)
     chunks = [f"chunked_prefill:budget={budget}"] if budget else []
     engine = lab.make_engine("paged", drafter, *chunks, page_size=PAGE)
-    fresh = lab.make_engine("paged", page_size=PAGE)
+    fresh, seen = lab.make_engine("paged", page_size=PAGE), 0
     for prompt in prompts[:3]:
         ran = lab.run_engine(engine, [prompt], max_tokens=8, ignore_eos=True)
         ids = [*prompt, *ran.ids("r0")]
@@ -139,7 +152,9 @@ def test_a_chain_is_the_oracles_whatever_the_chunks(lab, head, random_heads, pro
         for step in ran.steps:
             for d in step.drafts:
                 assert list(d.tokens) == random_heads.oracle_chain(oracle, fresh, ids[:known], len(d.tokens))
+                seen += len(d.tokens)
             known += sum(len(e.tokens) for e in ran.events if e.step == step.step)
+    assert seen >= 3 * 4
 
 
 @pytest.mark.parametrize("drafter", [TREE, DYNAMIC])
@@ -213,36 +228,32 @@ def test_a_prefix_that_an_index_gave_brings_the_drafters_rows(lab, head, prompts
     assert same >= len(cold) // 2
 
 
-def test_samples_preemption_and_odd_room(lab, head, prompts):
+def test_samples_preemption_and_odd_room(lab, head, prompts, plain):
     head()
-    plain, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts)
+    sampled = {"n": 3, "temperature": 1.0, "seed": 3}
+    expected, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts[:1], **sampled)
     for drafter in (*CHAINS, *TREES):
         engine = lab.make_engine("paged", drafter, page_size=PAGE)
         step = engine.step
         lab.preempt_at(engine, {3, 6, 7}.__contains__)
-        assert generate(lab, engine, prompts)[0] == plain
+        assert generate(lab, engine, prompts)[0] == plain()
         engine.step = step
-        sampled = {"n": 3, "temperature": 1.0, "seed": 3}
-        expected, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts[:1], **sampled)
         matched = lab.make_engine("paged", drafter, "verify:rule=r4", page_size=PAGE)
         assert generate(lab, matched, prompts[:1], **sampled)[0] == expected
         for max_tokens in (1, 2, 3, 5):
-            wanted, _ = generate(
-                lab, lab.make_engine("paged", page_size=PAGE), prompts, max_tokens=max_tokens
-            )
-            assert generate(lab, engine, prompts, max_tokens=max_tokens)[0] == wanted
+            found, _ = generate(lab, engine, prompts, max_tokens=max_tokens)
+            assert found == plain(max_tokens=max_tokens)
         assert not engine.drafting.runner._shown and not engine.drafting.runner._fed
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 9, 40])
-def test_fewer_tokens_to_draft_from(lab, head, prompts, vocab):
+def test_fewer_tokens_to_draft_from(lab, head, prompts, plain, vocab):
     oracle = head()
     allowed = set(oracle.t["ids"][:vocab].tolist())
-    expected, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts)
     for form in ("depth=3", "depth=3,width=4,nodes=14"):
         engine = lab.make_engine("paged", f"eagle3:{form},vocab={vocab}", page_size=PAGE)
         found, drafts = generate(lab, engine, prompts)
-        assert found == expected and drafts
+        assert found == plain() and drafts
         drafts += generate(lab, engine, prompts, temperature=1.0, seed=1)[1]
         drafts += generate(lab, engine, prompts, repetition_penalty=1.3)[1]
         assert all(t in allowed for d in drafts for t in d.tokens)
@@ -321,14 +332,13 @@ def test_a_cascade_drafts_all_positions_in_one_pass(lab, head, random_heads, pro
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("drafter", ["eagle3:depth=3", "eagle:tree=static", "fasteagle:width=3"])
-def test_a_rounded_head_drafts_a_little_else_and_changes_nothing(lab, head, prompts, drafter, bits):
+def test_a_rounded_head_drafts_a_little_else_and_changes_nothing(lab, head, prompts, plain, drafter, bits):
     """Rounded weights are not those of 16 bits, near them, and the output stays the target's."""
     head()
-    expected, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts)
     engine = lab.make_engine("paged", f"{drafter},vocab=0,bits={bits}", page_size=PAGE)
     whole = lab.make_engine("paged", f"{drafter},vocab=0", page_size=PAGE)
     found, _ = generate(lab, engine, prompts)
-    assert found == expected
+    assert found == plain()
     linears = [e.drafting.runner.decoder.weights.layers[0].o for e in (engine, whole)]
     x = torch.randn(5, linears[0].k, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rounded, exact = (linear(x) for linear in linears)
