@@ -16,6 +16,7 @@ from workbench.engine.draft_law import RequestLaw
 from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_seams import DraftContext, Drafter, DraftTree, FeatureDrafter, WarningDrafter
 from workbench.engine.exit_runner import Entry, ExitRunner
+from workbench.engine.sampling import within
 from workbench.engine.scheduler import Batch
 from workbench.engine.seams import StepPlan
 from workbench.engine.sequence import Sequence
@@ -71,7 +72,7 @@ class Drafting:
         """
         if self.drafter is None:
             return {}
-        contexts = []
+        contexts, asked = [], []
         for seq, room in zip(batch.decodes, batch.room, strict=True):
             if room <= 0 or seq.siblings:
                 continue
@@ -79,15 +80,19 @@ class Drafting:
                 continue
             if seq.id not in self._known:
                 self._begin(seq)
+            asked.append(seq)
             contexts.append(
                 DraftContext(seq.id, seq.tokens, room, seq.params.greedy, RequestLaw(seq, self._vocab_size))
             )
         trees = self.drafter.propose(contexts) if contexts else []
-        out = {c.seq: t for c, t in zip(contexts, trees, strict=True) if t is not None and t.tokens}
-        for c in contexts:  # a longer draft would cross the budget, the page pool or a codec's boundary
-            if c.seq in out and len(out[c.seq].tokens) > c.room:
-                n = len(out[c.seq].tokens)
+        out = {}
+        for seq, c, tree in zip(asked, contexts, trees, strict=True):
+            n = len(tree.tokens) if tree is not None else 0
+            if n > c.room:  # it would cross the budget, the page pool or a codec's boundary
                 raise InvariantError(f"{self.drafter.name} drafted {n} tokens where {c.room} were asked for.")
+            tree = _possible(seq, tree) if tree is not None and n else None
+            if tree is not None and tree.tokens:
+                out[seq.id] = tree
         return out
 
     def enter(self, plan: StepPlan, *, whole: bool) -> Entry:
@@ -142,6 +147,19 @@ class Drafting:
     def nbytes(self) -> int:
         """Bytes of draft state."""
         return self.drafter.nbytes() if self.drafter is not None else 0
+
+
+def _possible(seq: Sequence, tree: DraftTree) -> DraftTree:
+    """What the request's mask allows of a draft: the rest would cost rows and count as drafted.
+
+    All of it where the mask fails: verification asks it again, and tells.
+    """
+    if seq.request.mask is None:
+        return tree
+    try:
+        return within(seq.request.mask, tree, seq.generated)
+    except Exception:
+        return tree
 
 
 def _rows(x: Tensor, rows: Seq[int]) -> Tensor:

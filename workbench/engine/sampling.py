@@ -8,7 +8,7 @@ Tokens have the noise of their position, coins and drafts that of their place in
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -86,6 +86,31 @@ def row_masks(
             allowed = None
         masks.append(allowed)
     return masks, dead
+
+
+def within(mask: LogitsMask, tree: DraftTree, generated: Sequence[int]) -> DraftTree:
+    """``tree`` without the nodes that ``mask`` forbids, nor what hangs below them.
+
+    Sampled drafts come back as they are: they were drawn within it, and a drawn token may not be dropped.
+    """
+    if tree.q is not None:
+        return tree
+    paths, place, kept = row_paths(tree), {-1: -1}, list[int]()
+    masks: dict[int, Tensor | None] = {}
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        if parent not in place:
+            continue
+        if parent not in masks:
+            masks[parent] = mask.allowed(generated, paths[parent + 1])
+        if not _forbids(masks[parent], token):
+            place[node] = len(kept)
+            kept.append(node)
+    return replace(
+        tree,
+        tokens=tuple(tree.tokens[n] for n in kept),
+        parents=tuple(place[tree.parents[n]] for n in kept),
+        confidence=tuple(tree.confidence[n] for n in kept) if tree.confidence else (),
+    )
 
 
 def check_alive(dead: Collection[int], path: Sequence[int] = ()) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from workbench.engine.draft_seams import DraftTree
 from workbench.engine.masks import TokenSetMask
-from workbench.engine.sampling import check_alive, row_masks, row_paths
+from workbench.engine.sampling import check_alive, row_masks, row_paths, within
 from workbench.spec.errors import MaskError
 
 
@@ -55,6 +55,36 @@ def test_rows_behind_a_forbidden_node_are_not_asked_about():
     masks, dead = row_masks(Countdown(), tree, [2])
     assert [None if m is None else m.nonzero()[:, 0].tolist() for m in masks] == [[1], [0], None, None, None]
     assert dead == {3}  # after 2 1 0 nothing may follow
+
+
+def test_what_a_mask_forbids_of_a_draft_is_dropped_with_all_below_it():
+    tree = DraftTree((1, 4, 0, 3, 1), (-1, -1, 0, 1, 2), "toy", confidence=(0.5, 0.1, 0.4, 0.2, 0.3))
+    kept = within(Countdown(), tree, [2])
+    assert (kept.tokens, kept.parents, kept.confidence) == ((1, 0), (-1, 0), (0.5, 0.4))
+    branches = DraftTree((3, 1, 0, 2), (-1, -1, 1, 1), "toy")
+    kept = within(Countdown(), branches, [2])
+    assert (kept.tokens, kept.parents, kept.source) == ((1, 0), (-1, 0), "toy")
+    sampled = DraftTree.chain((1, 4), "toy", torch.full((2, 5), 0.2))
+    assert within(Countdown(), sampled, [2]) is sampled  # dropping what was drawn would bias the output
+
+
+def test_forbidden_drafts_cost_no_rows_and_count_nowhere(lab, scripted):
+    class Fixed(scripted.Replay):
+        def propose(self, contexts):
+            return [DraftTree.chain((7, 9, 3, 8)[: c.room], "fixed") for c in contexts]
+
+    prompt, plain = [5, 6, 4], lab.make_engine("paged", dtype="float32")
+    engine = scripted.attach(lab.make_engine("paged", "ngram", dtype="float32"), Fixed([], 4))
+    with torch.inference_mode():
+        for banned, parts in ((3, {(7, 9), (7,)}), (7, set())):
+            mask = TokenSetMask(61, ban=[banned])
+            ran = lab.run_engine(engine, [prompt], mask=mask, max_tokens=12, ignore_eos=True)
+            assert (
+                ran.ids() == lab.run_engine(plain, [prompt], mask=mask, max_tokens=12, ignore_eos=True).ids()
+            )
+            drafts = {d.tokens for s in ran.steps for d in s.drafts}
+            assert drafts <= parts and bool(drafts) == bool(parts)
+            assert max(s.rows for s in ran.steps if not s.prefill) == (3 if parts else 1)
 
 
 def test_a_dead_end_is_an_error_only_when_the_output_gets_there():
