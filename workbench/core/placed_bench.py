@@ -45,6 +45,7 @@ from workbench.spec.run import Run
 from workbench.speculative.distilled import find_distilled
 from workbench.speculative.placement.placed import PlacedDrafter
 from workbench.speculative.placement.process_link import ProcessLink
+from workbench.speculative.placement.streams import passes_of
 from workbench.speculative.sought import sought
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def two_places_steps(settings: BenchSettings, tell: Tell) -> Generator[None, Non
     most = source.config.num_layers - 1
     distilled = sought(lambda: find_distilled(settings.model, source.fingerprint, source.config.num_layers))
     draft, digest = drafts_with(distilled.found, min(sizes["layers"], most))
-    racers = contestants(draft, sizes, stream_count(distilled.found))
+    racers = contestants(draft, sizes, max(passes_of(distilled.found), default=0))
     limits = EngineLimits(0, 0, 1, min(sizes["context"] + sizes["tokens"] + 32, source.config.max_position))
     plans = {r.name: _plan(r.recipe, facts, settings, limits) for r in racers}
     kept: KeptLines[Group] = KeptLines("two_places.jsonl", Group.from_dict, Group.to_dict)
@@ -175,13 +176,6 @@ def contestants(draft: str, sizes: Mapping[str, int], streams: int = 0) -> list[
 def drafts_with(distilled: HeadFile | None, layers: int) -> tuple[str, str]:
     """Options of the draft, and the digest of its file: distilled layers if there are any, else cut ones."""
     return ("source=trained", distilled.digest) if distilled else (f"source=cut,layers={layers}", "")
-
-
-def stream_count(distilled: HeadFile | None) -> int:
-    """Streams that a draft model's file holds, if there is one."""
-    facts = distilled.facts.get("streams") if distilled else None
-    count = facts.get("count") if isinstance(facts, dict) else None
-    return count if isinstance(count, int) else 0
 
 
 class _Turns:

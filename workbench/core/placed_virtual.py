@@ -30,6 +30,7 @@ from workbench.speculative.placement.mirror import MirrorDrafter
 from workbench.speculative.placement.mirror_target import MirrorTarget
 from workbench.speculative.placement.placed import drafting_kv
 from workbench.speculative.placement.remote import RemoteDrafter
+from workbench.speculative.placement.streams import passes_of
 from workbench.speculative.placement.timeline import MirrorTimes, mirror_timeline
 from workbench.speculative.placement.trace import Trace, of_mirror, of_simulated
 from workbench.speculative.placement.tree_kv import TreeKV
@@ -128,7 +129,7 @@ def simulate_mirror(
             session.facts.name, session.facts.fingerprint, target.config.num_layers, exit_layers
         )
         proxy = ExitProxy(ExitDecoder(target, exit_at, adapter), kappa + 1)
-        kv, notes = _drafting(session, target, layers)
+        kv, notes = _drafting(session, target, layers, streams)
         drafter = MirrorDrafter(kv, gamma=gamma, kappa=kappa, proxy=proxy)
         made = remote_engine(engine, drafter)
         made.add(_request(session, prompt, tokens, temperature))
@@ -223,14 +224,25 @@ def reuse_surface(
     return found
 
 
-def _drafting(session: Session, target: Decoder, layers: Sequence[int]) -> tuple[TreeKV, tuple[str, ...]]:
+def tokens_per_pass(session: Session) -> dict[int, float]:
+    """Tokens that a pass of the distilled drafter adds to its chain, by streams used: as measured when these
+    were trained. Without any, a pass adds one."""
+    facts = session.facts
+    head = sought(lambda: find_distilled(facts.name, facts.fingerprint, facts.config.num_layers)).found
+    return {0: 1.0, **passes_of(head)}
+
+
+def _drafting(
+    session: Session, target: Decoder, layers: Sequence[int], streams: int = 0
+) -> tuple[TreeKV, tuple[str, ...]]:
     """A drafter's model: given layers, else distilled ones, else those that would be cut out, and why."""
     if layers:
-        return drafting_kv(target, layers, None, 0), ()
+        return drafting_kv(target, layers, None, 0, streams), ()
     facts, total = session.facts, target.config.num_layers
     head = sought(lambda: find_distilled(facts.name, facts.fingerprint, total))
     kept = layers_kept(total, 0) if head.found is None else ()
-    return drafting_kv(target, kept, head.found, 0), (head.trouble,) if head.trouble else ()
+    kv = drafting_kv(target, kept, head.found, 0, streams)
+    return kv, (head.trouble,) if head.trouble else ()
 
 
 def _request(session: Session, prompt: str, tokens: int, temperature: float, name: str = "s") -> Request:

@@ -78,6 +78,20 @@ def streams_of(head: HeadFile | None, count: int, decoder: Decoder) -> Streams:
     return Streams(placed(carry), placed(marks[:count]), layers)
 
 
+def passes_of(head: HeadFile | None) -> dict[int, float]:
+    """Tokens that a pass added to a draft model's chain, by streams used, as its file tells; empty if it has
+    none."""
+    facts = head.facts.get("streams") if head is not None else None
+    found = facts.get("passes") if isinstance(facts, dict) else None
+    if not isinstance(found, dict):
+        return {}
+    return {int(n): float(made) for n, made in found.items() if str(n).isdigit() and _number(made)}
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
 class StreamedKV(TreeKV):
     """Rows that logits are asked of have streams, which leave nothing behind."""
 

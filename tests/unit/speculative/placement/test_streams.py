@@ -15,7 +15,14 @@ from workbench.spec.errors import HeadMismatch, OptionError
 from workbench.speculative.draft_model import cut_out
 from workbench.speculative.placement.messages import ROOT
 from workbench.speculative.placement.mirror_stream import MirrorStream
-from workbench.speculative.placement.streams import CARRY, MARKS, StreamedKV, Streams, streams_of
+from workbench.speculative.placement.streams import (
+    CARRY,
+    MARKS,
+    StreamedKV,
+    Streams,
+    passes_of,
+    streams_of,
+)
 from workbench.speculative.placement.tree_kv import TreeKV
 
 PROMPT = [7, 3, 11, 2, 5, 17, 4, 9]
@@ -198,3 +205,13 @@ def test_a_file_says_what_it_lacks(decoder, tmp_path):
     ):
         with pytest.raises(HeadMismatch):
             streams_of(file(facts, **tensors), 1, decoder)
+
+    told = file({"streams": {"layers": 1, "passes": {"0": 1.0, "1": 1.25, "2": 1.5}}}, **whole)
+    assert passes_of(told) == {0: 1.0, 1: 1.25, 2: 1.5} and passes_of(None) == {}
+    for facts in (
+        {},
+        {"streams": 3},
+        {"streams": {"passes": [1]}},
+        {"streams": {"passes": {"x": "y", "1": "z"}}},
+    ):
+        assert passes_of(file(facts, **whole)) == {}
