@@ -71,6 +71,12 @@ def outcome(lab: ModuleType, engine: Engine, prompts: list[list[int]] = PROMPTS,
     return said, drafts
 
 
+@cache
+def stepwise(lab: ModuleType, model: str, *uses: str, **sampling: Any) -> Any:
+    """The outcome of a new engine that goes step by step."""
+    return outcome(lab, make(model, *uses), **sampling)
+
+
 def fused_steps(engine: Engine) -> list[int]:
     """From now on: how many sequences each step's round served."""
     seen: list[int] = []
@@ -93,7 +99,7 @@ def test_equals_the_step_by_step_path_token_for_token(lab, drafter, sampling):
     engine = make(model, uses, "fused_round")
     seen = fused_steps(engine)
     got = outcome(lab, engine, **sampling)
-    assert got == outcome(lab, make(model, uses), **sampling)
+    assert got == stepwise(lab, model, uses, **sampling)
     assert max(seen) == 5
     assert any(accepted for _, _, accepted, _, _ in got[1])
     assert any(len(accepted) < len(tokens) for _, tokens, accepted, _, _ in got[1])
@@ -111,9 +117,9 @@ def test_equals_the_step_by_step_path_token_for_token(lab, drafter, sampling):
 )
 def test_pages_prefixes_and_chunks_change_nothing(lab, uses):
     """Also the second time, when prompts are found in the cache."""
-    got, wanted = make("tiny", EAGLE[1], *uses, "fused_round"), make("tiny", EAGLE[1])
+    got = make("tiny", EAGLE[1], *uses, "fused_round")
     for _ in range(2):
-        assert outcome(lab, got)[0] == outcome(lab, wanted)[0]
+        assert outcome(lab, got)[0] == stepwise(lab, *EAGLE)[0]
 
 
 def test_sliding_windows(lab):
@@ -171,14 +177,14 @@ def test_requests_that_a_program_cannot_serve_go_step_by_step_in_the_same_step(l
 
 def test_samples_and_preemption(lab):
     uses = ("paged:page_size=16", EAGLE[1])
-    wanted = outcome(lab, make("tiny", *uses), n=3, **SAMPLED)[0]
+    wanted = stepwise(lab, "tiny", *uses, n=3, **SAMPLED)[0]
     assert outcome(lab, make("tiny", *uses, "fused_round"), n=3, **SAMPLED)[0] == wanted
     engine = make("tiny", *uses, "fused_round")
     lab.preempt_at(engine, lambda steps: steps > 0 and (steps + 1).bit_count() == 1)
-    assert outcome(lab, engine)[0] == outcome(lab, make("tiny", *uses))[0]
+    assert outcome(lab, engine)[0] == stepwise(lab, "tiny", *uses)[0]
     assert engine.forced >= 2
     short = make("tiny", *uses, "fused_round", pool=112)  # hardly more than one sequence fits
-    assert outcome(lab, short)[0] == outcome(lab, make("tiny", *uses))[0]
+    assert outcome(lab, short)[0] == stepwise(lab, "tiny", *uses)[0]
 
 
 def test_kv_of_both_models_is_that_of_a_fresh_pass(lab):
