@@ -66,7 +66,8 @@ class Drafting:
         return self.drafter.max_draft if self.drafter is not None else 0
 
     def propose(self, batch: Batch, reserve: Callable[[Sequence, int], bool]) -> dict[int, DraftTree]:
-        """Drafts by sequence id. Raises :class:`InvariantError` when one is larger than its room.
+        """Drafts by sequence id. Raises :class:`InvariantError` for one larger than its room, and for an id
+        that the target lacks.
 
         ``reserve(seq, slots)`` makes slots writable, for a drafter that writes K and V of its own.
         """
@@ -90,10 +91,20 @@ class Drafting:
             n = len(tree.tokens) if tree is not None else 0
             if n > c.room:  # it would cross the budget, the page pool or a codec's boundary
                 raise InvariantError(f"{self.drafter.name} drafted {n} tokens where {c.room} were asked for.")
+            if tree is not None:
+                self._check(tree)
             tree = _possible(seq, tree) if tree is not None and n else None
             if tree is not None and tree.tokens:
                 out[seq.id] = tree
         return out
+
+    def _check(self, tree: DraftTree) -> None:
+        """Raise :class:`InvariantError` for an id that the target lacks: it has no embedding."""
+        lacks = [t for t in tree.tokens if t < 0 or t >= self._vocab_size]
+        if lacks:
+            raise InvariantError(
+                f"{tree.source} drafted token {lacks[0]}; the target has {self._vocab_size}."
+            )
 
     def enter(self, plan: StepPlan, *, whole: bool) -> Entry:
         """Where the model's pass over a step begins: behind layers that drafted or were shown, unless it is

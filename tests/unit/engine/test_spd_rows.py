@@ -343,6 +343,27 @@ def test_a_draft_longer_than_asked_for_is_an_error_and_the_engine_goes_on(lab, s
     assert len(lab.run_engine(engine, [[1, 2, 3]], max_tokens=4).ids()) == 4
 
 
+@pytest.mark.parametrize("token", [-1, 61, 1 << 40])
+def test_spd_10_a_drafted_id_that_the_target_lacks_is_named_and_the_engine_goes_on(
+    lab, scripted, engine4, token
+):
+    class Wrong(scripted.Replay):
+        def propose(self, contexts):
+            return [DraftTree.chain([5, token], "wrong") for c in contexts]
+
+    engine = engine4()
+    scripted.attach(engine, Wrong([], 4))
+    engine.add(Request("a", (1, 2, 3), SamplingParams(max_tokens=9)))
+    said = engine.step()[1]
+    with pytest.raises(InvariantError, match=f"wrong drafted token {token}; the target has 61"):
+        engine.step()
+    assert engine.sequences("a")[0].generated == [t.id for e in said for t in e.tokens]
+    assert [e.finish for e in engine.reset()] == ["error"]
+    engine.kv.check()
+    engine.drafting.drafter = None
+    assert len(lab.run_engine(engine, [[1, 2, 3]], max_tokens=4).ids()) == 4
+
+
 def test_a_preempted_sequence_begins_anew_with_its_drafter(lab, scripted, engine4):
     prompts = [[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4], [11, 3, 11, 3, 11, 3]]
     outputs = [lab.run_engine(engine4(), [p], max_tokens=16).ids() for p in prompts]
