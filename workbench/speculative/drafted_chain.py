@@ -64,8 +64,8 @@ def draft_chains(
             if _extend(contexts[i], row, drafts[i], laws[i], options, ids)
         ]
     return [
-        DraftTree.chain(ids, source, torch.stack(q) if q else None) if ids else None
-        for ids, q in zip(drafts, laws, strict=True)
+        DraftTree.chain(path, source, torch.stack(q) if q else None) if path else None
+        for path, q in zip(drafts, laws, strict=True)
     ]
 
 

@@ -22,7 +22,7 @@ from workbench.speculative.occurrences import Occurrences
 
 @dataclass(frozen=True)
 class Config:
-    """Options of ``suffix``; the defaults are vLLM's."""
+    """Options of ``suffix``; length, depth, factor and bar are vLLM's by default."""
 
     k: int = option(32, low=1, high=64, unit="tokens", help="Tokens drafted at most per step.")
     depth: int = option(24, low=1, high=128, unit="tokens", help="Longest suffix that is matched.")
