@@ -44,14 +44,20 @@ def tagged(nb: Any, tag: str) -> list[int]:
 
 
 @pytest.fixture(scope="session", params=NOTEBOOKS, ids=lambda p: p.stem)
-def executed(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def executed(request: Any, tmp_path_factory: pytest.TempPathFactory, kernels: Any) -> tuple[Path, Any]:
     """A notebook after papermill, as a file and as a node."""
     import papermill
 
     out = tmp_path_factory.mktemp("executed") / request.param.name
     given = {**SMOKE, "model": MODEL.get(request.param.stem, SMOKE["model"])}
     papermill.execute_notebook(
-        str(request.param), str(out), parameters=given, cwd=str(request.param.parent), progress_bar=False
+        str(request.param),
+        str(out),
+        parameters=given,
+        cwd=str(request.param.parent),
+        progress_bar=False,
+        start_timeout=300,
+        km=kernels(),
     )
     return out, nbformat.read(out, as_version=4)
 
