@@ -109,6 +109,9 @@ def acceptance_rows(acceptance: Mapping[str, Any]) -> list[tuple[str, ...]]:
             )
         elif isinstance(value, list | tuple) and value:
             rows.append((name, " ".join(f"{v:.3f}" for v in value), "measured", meaning))
+    for source, own in (acceptance.get("sources") or {}).items():
+        meaning = f"tokens per draft of {source}: {own['accepted']} of {own['drafted']} kept"
+        rows.append((f"tau of {source}", f"{own['tau']:.4g}", "measured", meaning))
     return rows
 
 

@@ -14,10 +14,10 @@ from workbench.core.latency import latency
 from workbench.core.output import Output, live_tokens
 from workbench.core.provenance import process_memory, provenance
 from workbench.spec.errors import WorkbenchError
-from workbench.spec.events import JobState, StepEvent, fullest
+from workbench.spec.events import DraftRecord, JobState, StepEvent, fullest
 from workbench.spec.plan import Plan
 from workbench.spec.run import Metric, Run, plain
-from workbench.speculative.stats import Acceptance, acceptance
+from workbench.speculative.stats import acceptance, by_source
 
 __all__ = ["Collected", "Output", "build_run", "provenance", "step_row"]
 
@@ -68,7 +68,7 @@ def build_run(
             *process_memory(device),
         ),
         memory=dict(memory if held is None else held),
-        acceptance=plain(_acceptance(acceptance(drafts, drawn))),
+        acceptance=plain(_acceptance(drafts, drawn)),
         path=collected.steps[-1].path if collected.steps else (),
         steps=tuple(step_row(s) for s in collected.steps),
         provenance=provenance(device, profile),
@@ -106,9 +106,15 @@ def step_row(step: StepEvent) -> dict[str, Any]:
     return row
 
 
-def _acceptance(a: Acceptance) -> dict[str, Any]:
-    """The statistics and the ratios derived from them; empty when nothing was drafted."""
+def _acceptance(drafts: Sequence[DraftRecord], drawn: int) -> dict[str, Any]:
+    """The statistics and the ratios derived from them, by source where there are several; empty when nothing
+    was drafted."""
+    a, sources = acceptance(drafts, drawn), by_source(drafts)
     if not a.steps:
         return {}
     names = ("tau", "rate", "tokens_per_forward", "survival", "conditional", "alpha", "lengths", "mismatch")
-    return {**asdict(a), **{name: getattr(a, name) for name in names}}
+    out = {**asdict(a), **{name: getattr(a, name) for name in names}}
+    if len(sources) > 1:
+        told = ("steps", "drafted", "accepted", "tau", "rate")
+        out["sources"] = {source: {n: getattr(own, n) for n in told} for source, own in sources.items()}
+    return out

@@ -95,7 +95,14 @@ def acceptance(run: Run) -> str:
     )
     facts = [(n, number(a[n]), "measured") for n in names if isinstance(a.get(n), int | float)]
     by_depth = table(("position", "accepted", "given the one before", "tag"), rows, right=(0, 1, 2))
-    return f"<h3>Acceptance</h3>{picture}{table(('number', 'value', 'tag'), facts, right=(1,))}{by_depth}"
+    by_source = [
+        (source, *(number(own[n]) for n in ("steps", "drafted", "accepted", "tau")), "measured")
+        for source, own in (a.get("sources") or {}).items()
+    ]
+    heads = ("source", "drafts", "drafted", "accepted", "tau", "tag")
+    sources = table(heads, by_source, right=(1, 2, 3, 4)) if by_source else ""
+    told = table(("number", "value", "tag"), facts, right=(1,))
+    return f"<h3>Acceptance</h3>{picture}{told}{sources}{by_depth}"
 
 
 def outputs(run: Run) -> str:

@@ -20,6 +20,7 @@ from workbench.core.session import Session
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
 from workbench.records.runfile import dumps, loads
+from workbench.records.sections import acceptance
 from workbench.spec.events import (
     KV_IN_USE,
     PHASES,
@@ -235,6 +236,25 @@ def test_spd_06_a_run_counts_no_token_after_the_end(lab: ModuleType, scripted: M
     assert (run.acceptance["accepted"], run.acceptance["drafted"]) == (3, 5) and run.acceptance[
         "rate"
     ] == 3 / 5
+
+
+def test_acceptance_is_told_by_source_where_there_are_several() -> None:
+    def draft(source: str, kept: int) -> DraftRecord:
+        return DraftRecord("r", (5, 6, 7), (-1, 0, 1), tuple(range(kept)), kept + 1, source, "r1")
+
+    copied, copied_less, headed = draft("suffix", 3), draft("suffix", 0), draft("eagle3", 2)
+    steps = [step(1, 0.0, drafts=(copied,)), step(2, 0.1, drafts=(copied_less, headed))]
+    run = build_run(Collected([output([(0.1, 4)])], steps, 0.0), None, "done", "interactive", {})
+    assert run.acceptance["sources"] == {
+        "eagle3": {"steps": 1, "drafted": 3, "accepted": 2, "tau": 3.0, "rate": 2 / 3},
+        "suffix": {"steps": 2, "drafted": 6, "accepted": 3, "tau": 2.5, "rate": 0.5},
+    }
+    assert run.acceptance["tau"] == pytest.approx(8 / 3)
+    page = acceptance(run)
+    assert "<td" in page and "suffix" in page and "eagle3" in page
+    assert loads(dumps(run)) == run
+    alone = build_run(Collected([output([(0.1, 4)])], steps[:1], 0.0), None, "done", "interactive", {})
+    assert "sources" not in alone.acceptance
 
 
 def test_a_step_row_is_small_plain_data() -> None:
