@@ -104,9 +104,16 @@ def under_pressure(lab: ModuleType, recipe: Recipe, family: str, id: str) -> lis
 
 
 @cache
-def plain_outcome(lab: ModuleType, off: Recipe, family: str, id: str) -> list[tuple[list[int], list[float]]]:
-    """What the recipe without the technique gave before anything was switched on."""
-    return outcome(lab, engine(lab, off, family, id))
+def _first(lab: ModuleType, recipe: Recipe, family: str, **where: str) -> list[tuple[list[int], list[float]]]:
+    return outcome(lab, lab.make_engine(*lab.acting(recipe), family=family, pool=1024, **where))
+
+
+def of_a_new_engine(
+    lab: ModuleType, recipe: Recipe, family: str, id: str
+) -> list[tuple[list[int], list[float]]]:
+    """What a new engine gave for a recipe, made once for all techniques that are judged in one place."""
+    require_family(lab, id, family)
+    return _first(lab, recipe, family, **setting(id))
 
 
 @each
@@ -115,7 +122,7 @@ def test_off_on_off_is_bitwise_and_exact_means_the_plain_tokens(
     lab: ModuleType, id: str, family: str
 ) -> None:
     on, off = on_off(id)
-    before = plain_outcome(lab, off, family, id)
+    before = of_a_new_engine(lab, off, family, id)
     made = engine(lab, on, family, id)
     during = outcome(lab, made)
     again = outcome(lab, made)  # on a warm engine: cached pages, drafters and scratch that were used before
@@ -227,7 +234,7 @@ def test_an_abort_ends_within_the_step_and_returns_every_page(lab: ModuleType, i
         assert not made.has_work and not made.scheduler.running
         assert all(pool.used == 0 for pool in made.kv.pools)
         made.kv.check()
-        assert outcome(lab, made) == outcome(lab, engine(lab, on, "llama", id)), "the engine is as new"
+        assert outcome(lab, made) == of_a_new_engine(lab, on, "llama", id), "the engine is as new"
 
 
 @each
