@@ -7,6 +7,7 @@ margin. The distance to a float64 run may be at most twice the torch path's.
 
 from __future__ import annotations
 
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -70,6 +71,13 @@ def run(
     return [ran.ids(f"r{i}") for i in range(len(prompts))], rows, ran
 
 
+@cache
+def plainly(lab: ModuleType, family: str, dtype: str) -> tuple[list, list, Rows, Any]:
+    """The prompts that exact techniques are judged on, and what an engine without any gives."""
+    prompts = lab.prompts_of(9, seed=3, low=18, high=60)
+    return prompts, *run(lab, family=family, prompts=prompts, dtype=dtype)
+
+
 def parting(a: Any, b: Any) -> int:
     """How many tokens two outputs share."""
     return next((j for j, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
@@ -101,8 +109,7 @@ def judge(prompts: Any, reference: tuple[list, Rows, Any], other: tuple[list, Ro
 def test_exact_compositions_equal_the_plain_engine_up_to_noise(
     lab: ModuleType, scripted: ModuleType, family: str, feature: str
 ) -> None:
-    prompts = lab.prompts_of(9, seed=3, low=18, high=60)
-    plain = run(lab, family=family, prompts=prompts)
+    prompts, *plain = plainly(lab, family, "bfloat16")
     name, _, kind = feature.partition(" ")
 
     def attach(engine: Any) -> None:
@@ -115,7 +122,7 @@ def test_exact_compositions_equal_the_plain_engine_up_to_noise(
     uses = ("compiled", name) if name else ("compiled",)
     other = run(lab, *uses, family=family, prompts=prompts, drafter=attach if kind else None)
     assert judge(prompts, plain, other) > 0
-    exact = run(lab, family=family, prompts=prompts, dtype="float64")
+    _, *exact = plainly(lab, family, "float64")
     assert distance(prompts, exact, other) <= 2 * distance(prompts, exact, plain)
     if kind:
         drafts = [d for s in other[2].steps for d in s.drafts]

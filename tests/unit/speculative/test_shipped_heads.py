@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache as cache_of_results
 
 import pytest
 
@@ -16,10 +17,12 @@ from workbench.speculative.placement.trained_exit import find_exit
 SHIPPED = sorted(p for p in (data_dir() / "heads").glob("*/*.safetensors") if p.stem != "lede")  # no head
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
     """No head that was trained on this machine is found first."""
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 KINDS = ("medusa", "eagle", "eagle3", "draft")
@@ -56,20 +59,40 @@ def test_a_head_is_small_and_says_what_it_is(path):
     assert all(run["tau"] >= 1 for run in head.facts["engine"].values())
 
 
+@pytest.fixture(scope="module")
+def session(cache):
+    with Session("tiny", dtype="float64", numerics="pinned") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    lines = (data_dir() / "prompts" / "chat.jsonl").read_text().splitlines()[:6]
+    return [json.loads(line)["messages"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def plain(session, prompts):
+    """What the model says alone, by how it is asked."""
+
+    @cache_of_results
+    def said(**sampling):
+        session.apply(Recipe.of("paged")).result()
+        return [session.generate(p, max_tokens=40, **sampling).token_ids for p in prompts]
+
+    return said
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "seed": 3}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_tiny_drafts_right_and_wrong_and_says_the_same(kind):
+def test_tiny_drafts_right_and_wrong_and_says_the_same(kind, sampling, session, prompts, plain):
     source = open_source("tiny")
     assert find_head("tiny", kind, source.fingerprint).path.is_relative_to(data_dir())
-    lines = (data_dir() / "prompts" / "chat.jsonl").read_text().splitlines()[:6]
-    prompts = [json.loads(line)["messages"] for line in lines]
-    with Session("tiny", dtype="float64", numerics="pinned") as session:
-        for sampling in ({}, {"temperature": 0.7, "seed": 3}):
-            session.apply(Recipe.of("paged")).result()
-            plain = [session.generate(p, max_tokens=40, **sampling).token_ids for p in prompts]
-            session.apply(Recipe.of("paged", USED.get(kind, kind))).result()
-            runs = [session.generate(p, max_tokens=40, **sampling) for p in prompts]
-            assert [r.token_ids for r in runs] == plain
-            rounds = [r.acceptance for r in runs]
-            steps = sum(a["steps"] for a in rounds)
-            accepted = sum(a["survivors"][0] for a in rounds if a["survivors"])
-            assert 0.1 <= accepted / steps <= 0.9
+    expected = plain(**sampling)
+    session.apply(Recipe.of("paged", USED.get(kind, kind))).result()
+    runs = [session.generate(p, max_tokens=40, **sampling) for p in prompts]
+    assert [r.token_ids for r in runs] == expected
+    rounds = [r.acceptance for r in runs]
+    steps = sum(a["steps"] for a in rounds)
+    accepted = sum(a["survivors"][0] for a in rounds if a["survivors"])
+    assert 0.1 <= accepted / steps <= 0.9
