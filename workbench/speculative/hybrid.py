@@ -134,7 +134,7 @@ class Hybrid:
                 self._asked[context.seq] = score
         if rest:
             for i, tree in zip(rest, self.head.propose([contexts[i] for i in rest]), strict=True):
-                if tree is not None or out[i] is None:
+                if tree is not None:  # else a copy, if there is one
                     out[i] = tree
                     self._asked[contexts[i].seq] = None
         return out

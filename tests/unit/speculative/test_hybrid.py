@@ -134,6 +134,14 @@ def test_copies_are_held_against_what_came_of_them():
     assert both.expected == 0.6
 
 
+def test_what_nobody_drafted_says_nothing_of_the_head():
+    both = Hybrid(Fixed(None), Fixed(None), 1.0)
+    context = DraftContext(1, [5, 6], 4, True)
+    assert both.propose([context]) == [None]
+    both.commit(1, [7])
+    assert both.expected == 1.0 and both.came == both.scored == 1.0
+
+
 def test_a_copy_costs_no_pass_of_the_head():
     copied = DraftTree((1, 2), (-1, 0), "suffix", confidence=(0.25, 1.0))
     own = DraftTree((7,), (-1,), "head")
