@@ -53,7 +53,7 @@ def shown(decoder: Decoder, ids: list[int], layers: tuple[int, ...]) -> Shown:
     with torch.inference_mode():
         decoder.forward = spy  # type: ignore[method-assign]
         try:
-            kv.feed(ids, range(len(ids)), slots, [slots[: i + 1] for i in range(len(ids))], 1).logits
+            kv.feed(ids, range(len(ids)), slots, [slots[: i + 1] for i in range(len(ids))], 1)
         finally:
             del decoder.forward
     return Shown(Conversation(tuple(ids), 3, True), tuple(seen[i].clone() for i in layers))
