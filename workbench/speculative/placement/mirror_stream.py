@@ -93,9 +93,14 @@ class MirrorStream(DraftStream):
     # -- inside -----------------------------------------------------------------------------------------
 
     def _follow(self, node: int, room: int) -> tuple[int, int]:
-        """As far down the likeliest chain as it is known, its end's child included; what is left then."""
-        while room and node in self.ranked:
-            node, room = self._below(node, self.ranked[node][0]), room - 1
+        """As far down the likeliest chain as it is known, its end's child included; what is left then.
+
+        Nothing is left where nothing can follow: logits that are no numbers say nothing.
+        """
+        while room and (said := self.ranked.get(node)) is not None:
+            if not said:
+                return node, 0
+            node, room = self._below(node, said[0]), room - 1
         return node, room
 
     def _feed_on(self, ends: Sequence[tuple[int, int]]) -> None:
@@ -120,10 +125,10 @@ class MirrorStream(DraftStream):
             here, kept = node, 0
             for row in range(at, at + 1 + len(guess)):
                 if row > at:
-                    said = self.ranked[here][0]
-                    if said[0] != tokens[row]:
+                    said = self.ranked[here][:1]
+                    if not said or said[0][0] != tokens[row]:
                         break
-                    here, kept = self._below(here, said), kept + 1
+                    here, kept = self._below(here, said[0]), kept + 1
                 self.tree.fed(here, slots[row])
                 self.ranked[here], self.ahead[here] = ranked[row], fed.ahead[row]
             self.kv.give(slots[at + 1 + kept : at + 1 + len(guess)])
@@ -135,7 +140,7 @@ class MirrorStream(DraftStream):
         """What its parent's streams guess behind it: nothing, unless it is what the parent says."""
         parent = self.tree.nodes[node].parent
         ranked = self.ranked.get(parent)
-        said = ranked is not None and ranked[0][0] == self.tree.nodes[node].token
+        said = bool(ranked) and ranked[0][0] == self.tree.nodes[node].token
         return self.ahead.get(parent, ()) if said else ()
 
     def _learn(self, nodes: Sequence[int], fed: Fed) -> None:

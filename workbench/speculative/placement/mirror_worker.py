@@ -101,14 +101,18 @@ class MirrorWorker(InTurn[_Live]):
     # -- inside -----------------------------------------------------------------------------------------
 
     def _window(self, number: int, live: _Live) -> TailStream | None:
-        """One pass more of a window; the window when it is whole, an empty one where positions end."""
+        """One pass more of a window; the window when it is whole, a short one where nothing can follow."""
         stream, gamma = live.stream, self.windows.gamma
         if len(stream.tokens) + 2 * gamma >= self.kv.limit:
             live.sent = True
             return TailStream(number, len(stream.tokens), ())
         chain = stream.chain(gamma)
         if len(chain) < gamma:
-            stream.step(chain[-1:] or [ROOT], [gamma - len(chain)])
+            _, (left,), _ = stream.step(chain[-1:] or [ROOT], [gamma - len(chain)])
+            chain = stream.chain(gamma)
+            if not left and len(chain) < gamma:
+                live.sent = True
+                return TailStream(number, len(stream.tokens), stream.tree.tail(chain))
         return self._whole(number, live)
 
     def _whole(self, number: int, live: _Live) -> TailStream | None:

@@ -13,8 +13,9 @@ from workbench.models.decoder import Decoder
 from workbench.models.heads import read_head, write_head
 from workbench.spec.errors import HeadMismatch, OptionError
 from workbench.speculative.draft_model import cut_out
-from workbench.speculative.placement.messages import ROOT
+from workbench.speculative.placement.messages import ROOT, Candidates, DraftSync
 from workbench.speculative.placement.mirror_stream import MirrorStream
+from workbench.speculative.placement.mirror_worker import MirrorWorker, Windows
 from workbench.speculative.placement.streams import (
     CARRY,
     MARKS,
@@ -215,3 +216,39 @@ def test_a_file_says_what_it_lacks(decoder, tmp_path):
         {"streams": {"passes": {"x": "y", "1": "z"}}},
     ):
         assert passes_of(file(facts, **whole)) == {}
+
+
+class Mute(TreeKV):
+    """Logits that are no numbers from a position on."""
+
+    def __init__(self, decoder: Decoder, since: int) -> None:
+        super().__init__(decoder)
+        self.since = since
+
+    def feed(self, tokens, positions, slots, sees, asked):  # type: ignore[no-untyped-def]
+        fed = super().feed(tokens, positions, slots, sees, asked)
+        for row, position in enumerate(positions[-asked:]):
+            if position >= self.since:
+                fed.logits[row] = float("nan")
+        return fed
+
+
+@pytest.mark.parametrize("said", [0, 2])
+def test_a_drafter_whose_logits_are_no_numbers_says_so_much_less(decoder, said):
+    n = len(PROMPT)
+    kv = Mute(decoder, n - 1 + said)
+    wanted, _, _ = chain(TreeKV(decoder), 4)
+    made, _, stream = chain(kv, 4)
+    assert made == wanted[:said]
+    stream.close()
+    worker = MirrorWorker(kv, Windows(gamma=4, kappa=2))
+    worker.handle(DraftSync(1, tuple(PROMPT)))
+    tails = []
+    while worker.has_work:
+        tails.append(worker.work()[0])
+    assert [node.token for node in tails[-1].nodes] == wanted[:said]
+    places = tuple(((t, 0.0),) for t in (5, 6, 7, 8, 9))[: said + 1]
+    worker.handle(Candidates(1, n, places))
+    for _ in range(20):
+        worker.work()
+    assert not worker.has_work
