@@ -23,8 +23,9 @@ class Acceptance:
     ``accepted`` drafts that were emitted, ``emitted`` tokens in all, ``plain`` tokens that came from a
     forward without a draft. ``survivors[i]`` counts steps with more than i accepted tokens.
     ``histogram`` maps a draft's depth to counts of steps by accepted tokens 0 … depth. ``cut`` counts
-    steps that lost tokens to truncation. ``expected_sum`` and ``expected_n`` add up ``DraftRecord.expected``,
-    ``mismatch_sum`` adds up ``DraftRecord.mismatch`` of what was emitted, None when every rule was exact.
+    steps that lost tokens to truncation. ``expected_sum`` and ``expected_n`` add up ``DraftRecord.expected``
+    of the places that a token was emitted from, ``mismatch_sum`` adds up ``DraftRecord.mismatch`` of what was
+    emitted, None when every rule was exact.
     """
 
     steps: int
@@ -98,6 +99,7 @@ def acceptance(records: Iterable[DraftRecord], plain: int = 0) -> Acceptance:
     records = tuple(records)
     kept = [_kept(r) for r in records]
     depth = [max(_depths(r.parents), default=0) for r in records]
+    expected = [e for r in records for e in _expected(r)]
     counts: dict[int, Counter[int]] = {}
     for d, n in zip(depth, kept, strict=True):
         counts.setdefault(d, Counter())[n] += 1
@@ -110,8 +112,8 @@ def acceptance(records: Iterable[DraftRecord], plain: int = 0) -> Acceptance:
         cut=sum(r.emitted <= len(r.accepted) for r in records),
         survivors=tuple(sum(n > i for n in kept) for i in range(max(depth, default=0))),
         histogram={d: tuple(c[n] for n in range(d + 1)) for d, c in sorted(counts.items())},
-        expected_sum=sum(sum(r.expected) for r in records),
-        expected_n=sum(len(r.expected) for r in records),
+        expected_sum=sum(expected),
+        expected_n=len(expected),
         mismatch_sum=_mismatch(records),
     )
 
@@ -135,6 +137,22 @@ def by_source(records: Iterable[DraftRecord]) -> dict[str, Acceptance]:
 def _kept(record: DraftRecord) -> int:
     # The path comes before the model's own token, so what was emitted is cut from the end.
     return min(len(record.accepted), record.emitted)
+
+
+def _expected(record: DraftRecord) -> tuple[float, ...]:
+    """Chances of the nodes tried where the emitted tokens came from: what ended the block hides the rest.
+
+    Verification walks down the accepted path and tries siblings in order: all of them where it stopped, else
+    those up to the one it took. A lossy rule looks at all branches of a tree at once: they all count.
+    """
+    branches = record.mismatch is not None and len(set(record.parents)) < len(record.parents)
+    if branches or record.emitted > len(record.accepted):
+        return record.expected
+    tried, at = 0, -1
+    for node in record.accepted[: record.emitted]:
+        tried += sum(parent == at for parent in record.parents[: node + 1])
+        at = node
+    return record.expected[:tried]
 
 
 def _mismatch(records: tuple[DraftRecord, ...]) -> float | None:

@@ -1,5 +1,7 @@
 """Acceptance statistics against hand counts."""
 
+from dataclasses import replace
+
 import pytest
 
 from workbench.spec.events import DraftRecord, RequestEvent, StepEvent, TokenInfo
@@ -36,6 +38,27 @@ def test_textbook_definitions():
 def test_alpha_is_the_mean_over_reached_positions():
     stats = acceptance([chain(2, 0, expected=(0.5,)), chain(2, 2, expected=(0.9, 1.0))])
     assert stats.alpha == pytest.approx(2.4 / 3)
+
+
+def test_spd_06_alpha_ends_where_the_block_was_cut():
+    """d1, end, d3 all match: the place of d3 was judged, but nothing was emitted from it."""
+    stats = acceptance([chain(3, 3, emitted=2, expected=(0.9, 0.7, 0.1))])
+    assert (stats.expected_n, stats.alpha) == (2, pytest.approx(0.8))
+
+
+@pytest.mark.parametrize(
+    ("emitted", "tried"), [(1, (0.2, 0.5)), (2, (0.2, 0.5, 0.4, 0.6)), (3, ...), (4, ...)]
+)
+def test_spd_06_alpha_of_a_tree_ends_where_the_path_was_cut(emitted, tried):
+    """Nodes 1, 4 and 6 were kept; of the root's children two were tried, then 3 and 4, then 5 and 6."""
+    every = (0.2, 0.5, 0.4, 0.6, 0.1, 0.3)
+    parents = (-1, -1, -1, 1, 1, 4, 4)
+    tree = DraftRecord("r", tuple(range(7)), parents, (1, 4, 6), emitted, "toy", "r3", every)
+    counted = every if tried is ... else tried
+    stats = acceptance([tree])
+    assert stats.expected_n == len(counted) and stats.alpha == pytest.approx(sum(counted) / len(counted))
+    judged_at_once = replace(tree, rule="typical", mismatch=(0.1, 0.1, 0.1))
+    assert acceptance([judged_at_once]).expected_n == len(every)
 
 
 def test_a_tree_counts_nodes_as_drafted_and_levels_as_positions():
