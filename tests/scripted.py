@@ -99,7 +99,7 @@ class Replay:
 
 def attach(engine: Engine, drafter: Any) -> Engine:
     """Put a drafter into an engine that was built with ``ngram``."""
-    engine.drafting = Drafting(drafter, None, engine.vocab_size)
+    engine.drafting = Drafting(drafter, None, engine.vocab_size, engine.eos_ids)
     return engine
 
 

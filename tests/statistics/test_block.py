@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from workbench.engine.draft_seams import DraftTree, Verdict
+from workbench.engine.sampling import until_end
 from workbench.spec.errors import InvariantError
 from workbench.speculative import block as module
 from workbench.speculative import rules
@@ -28,6 +29,45 @@ def test_sampled_chains_keep_the_joint_law(toy, vocab, k, seed):
     target, draft = toy.models(vocab, seed)
     law = toy.output_law(block, target, toy.sampled_chains(draft, k), k + 1)
     assert float((law - toy.future(target, 0, k + 1)).abs().max()) < TOL
+
+
+def said(toy, rule, target, drafts):
+    """Law of what a round emits, with how many drafts it kept, up to the end token 1."""
+    law = {}
+    for chance, tree in drafts:
+        for verdict, weight in toy.integrate(rule, tree, toy.rows(target, tree)):
+            out = (*(tree.tokens[i] for i in verdict.path), verdict.token)
+            end = out.index(1) + 1 if 1 in out else len(out)
+            key = (out[:end], min(end, len(verdict.path)))
+            law[key] = law.get(key, 0.0) + chance * weight
+    return law
+
+
+@pytest.mark.parametrize("rule", [block, rules.rejection, lambda t, p, s, c: rules.match(t, p, s)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_chains_cut_behind_an_end_token_change_no_law(toy, rule, seed):
+    """Of the tokens, and of what a round says until its end, though a block is judged as a whole."""
+    target, draft = toy.models(3, seed)
+    cut = [(chance, until_end(tree, {1})) for chance, tree in toy.sampled_chains(draft, 3)]
+    assert {len(tree.tokens) for _, tree in cut} == {1, 2, 3}
+    assert float((toy.output_law(rule, target, cut, 4) - toy.future(target, 0, 4)).abs().max()) < TOL
+    whole, ended = (said(toy, rule, target, d) for d in (toy.sampled_chains(draft, 3), cut))
+    for key in whole.keys() | ended.keys():
+        assert abs(whole.get(key, 0.0) - ended.get(key, 0.0)) < TOL
+
+
+def test_cutting_in_front_of_the_end_token_is_caught(toy):
+    """Dropping a token because of what it is, after it was drawn, is no stop of the drafter's."""
+
+    def before(tree):
+        n = tree.tokens.index(1) if 1 in tree.tokens else len(tree.tokens)
+        return DraftTree.chain(tree.tokens[:n], "toy", tree.q[:n])
+
+    target, draft = toy.models(3, 0)
+    cut = [(chance, before(tree)) for chance, tree in toy.sampled_chains(draft, 3)]
+    law = toy.output_law(block, target, [(c, t) for c, t in cut if t.tokens], 4)
+    none = sum(c for c, t in cut if not t.tokens) * toy.future(target, 0, 4)
+    assert float((law + none - toy.future(target, 0, 4)).abs().sum()) / 2 > 1e-2
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -6,7 +6,7 @@ preempted, so that it always equals the committed ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 
 import torch
@@ -16,7 +16,7 @@ from workbench.engine.draft_law import RequestLaw
 from workbench.engine.draft_runner import DraftRunner
 from workbench.engine.draft_seams import DraftContext, Drafter, DraftTree, FeatureDrafter, WarningDrafter
 from workbench.engine.exit_runner import Entry, ExitRunner
-from workbench.engine.sampling import within
+from workbench.engine.sampling import until_end, within
 from workbench.engine.scheduler import Batch
 from workbench.engine.seams import StepPlan
 from workbench.engine.sequence import Sequence
@@ -29,11 +29,18 @@ Runner = DraftRunner | ExitRunner | SplitRunner
 
 class Drafting:
     """A drafter, or none, and the sequences it knows; ``runner`` if it has layers of its own, or of the
-    target."""
+    target. ``ends``: tokens that end a request."""
 
-    def __init__(self, drafter: Drafter | None, runner: Runner | None = None, vocab_size: int = 0) -> None:
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        runner: Runner | None = None,
+        vocab_size: int = 0,
+        ends: Collection[int] = (),
+    ) -> None:
         self.drafter = drafter
         self._vocab_size = vocab_size
+        self._ends = ends
         self.runner = runner
         self._shown = drafter if isinstance(drafter, FeatureDrafter) else None
         self._warning = drafter if isinstance(drafter, WarningDrafter) else None
@@ -93,7 +100,7 @@ class Drafting:
                 raise InvariantError(f"{self.drafter.name} drafted {n} tokens where {c.room} were asked for.")
             if tree is not None:
                 self._check(tree)
-            tree = _possible(seq, tree) if tree is not None and n else None
+            tree = _possible(seq, tree, self._ends) if tree is not None and n else None
             if tree is not None and tree.tokens:
                 out[seq.id] = tree
         return out
@@ -160,11 +167,14 @@ class Drafting:
         return self.drafter.nbytes() if self.drafter is not None else 0
 
 
-def _possible(seq: Sequence, tree: DraftTree) -> DraftTree:
-    """What the request's mask allows of a draft: the rest would cost rows and count as drafted.
+def _possible(seq: Sequence, tree: DraftTree, ends: Collection[int]) -> DraftTree:
+    """What a request can gain of a draft: the rest would cost rows and count as drafted.
 
-    All of it where the mask fails: verification asks it again, and tells.
+    Nothing behind a token that ends it, nor what its mask forbids. Where the mask fails it forbids nothing:
+    verification asks it again, and tells.
     """
+    if ends and not seq.params.ignore_eos:
+        tree = until_end(tree, ends)
     if seq.request.mask is None:
         return tree
     try:

@@ -64,7 +64,7 @@ class Engine:
         self.context = context
         self.vocab_size = executor.decoder.config.vocab_size
         self.eos_ids = frozenset(eos_ids)
-        self.drafting = Drafting(drafter, runner, self.vocab_size)
+        self.drafting = Drafting(drafter, runner, self.vocab_size, self.eos_ids)
         self.controlling = Controlling(control)
         self.selecting = Selecting(selector, kv, executor)
         if selector is not None:

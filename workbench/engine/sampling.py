@@ -95,21 +95,46 @@ def within(mask: LogitsMask, tree: DraftTree, generated: Sequence[int]) -> Draft
     """
     if tree.q is not None:
         return tree
-    paths, place, kept = row_paths(tree), {-1: -1}, list[int]()
+    paths, kept = row_paths(tree), {-1}
     masks: dict[int, Tensor | None] = {}
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-        if parent not in place:
+        if parent not in kept:
             continue
         if parent not in masks:
             masks[parent] = mask.allowed(generated, paths[parent + 1])
         if not _forbids(masks[parent], token):
-            place[node] = len(kept)
-            kept.append(node)
+            kept.add(node)
+    return _only(tree, kept)
+
+
+def until_end(tree: DraftTree, ends: Collection[int]) -> DraftTree:
+    """``tree`` without what hangs below a node of one of the tokens ``ends``: none of it can be emitted.
+
+    Sampled drafts are cut as well: a drafter may stop because of what it drew, as long as all that it drew is
+    judged. Under R2 and R6 nothing above a node depends on what is below it; under R5 the coin of the last
+    token makes up for those that are missing. Where only a chain would be left of sampled branches all stays:
+    another rule might judge it, because of what was drawn.
+    """
+    kept = {-1}
+    for node, parent in enumerate(tree.parents):
+        if parent in kept and (parent < 0 or tree.tokens[parent] not in ends):
+            kept.add(node)
+    out = _only(tree, kept)
+    return tree if out.is_chain and not tree.is_chain and tree.q is not None else out
+
+
+def _only(tree: DraftTree, kept: Collection[int]) -> DraftTree:
+    """``tree`` with those nodes alone; -1, the root, is not one of them."""
+    nodes = [n for n in range(len(tree.tokens)) if n in kept]
+    if len(nodes) == len(tree.tokens):
+        return tree
+    place = {-1: -1, **{n: i for i, n in enumerate(nodes)}}
     return replace(
         tree,
-        tokens=tuple(tree.tokens[n] for n in kept),
-        parents=tuple(place[tree.parents[n]] for n in kept),
-        confidence=tuple(tree.confidence[n] for n in kept) if tree.confidence else (),
+        tokens=tuple(tree.tokens[n] for n in nodes),
+        parents=tuple(place[tree.parents[n]] for n in nodes),
+        q=tree.q[nodes] if tree.q is not None else None,
+        confidence=tuple(tree.confidence[n] for n in nodes) if tree.confidence else (),
     )
 
 

@@ -230,12 +230,10 @@ def test_spd_06_a_run_counts_no_token_after_the_end(lab: ModuleType, scripted: M
     for event in ran.events:
         out.take(event)
     run = build_run(Collected([out], ran.steps, 0.0), None, "done", "bench", {})
-    # The prompt's own forward gives 4; one verified draft 10, 11, end, 12, 13 is cut after the end token.
+    # The prompt's own forward gives 4; one draft 10, 11, end, 12, 13 is cut behind the end, then verified.
     assert run.token_ids == [4, 10, 11, 60]
     assert run.acceptance["emitted"] == 3 and run.acceptance["tau"] == 3.0
-    assert (run.acceptance["accepted"], run.acceptance["drafted"]) == (3, 5) and run.acceptance[
-        "rate"
-    ] == 3 / 5
+    assert (run.acceptance["accepted"], run.acceptance["drafted"], run.acceptance["rate"]) == (3, 3, 1.0)
 
 
 def test_acceptance_is_told_by_source_where_there_are_several() -> None:

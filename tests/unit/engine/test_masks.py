@@ -7,7 +7,7 @@ import torch
 
 from workbench.engine.draft_seams import DraftTree
 from workbench.engine.masks import TokenSetMask
-from workbench.engine.sampling import check_alive, row_masks, row_paths, within
+from workbench.engine.sampling import check_alive, row_masks, row_paths, until_end, within
 from workbench.spec.errors import MaskError
 
 
@@ -66,6 +66,19 @@ def test_what_a_mask_forbids_of_a_draft_is_dropped_with_all_below_it():
     assert (kept.tokens, kept.parents, kept.source) == ((1, 0), (-1, 0), "toy")
     sampled = DraftTree.chain((1, 4), "toy", torch.full((2, 5), 0.2))
     assert within(Countdown(), sampled, [2]) is sampled  # dropping what was drawn would bias the output
+
+
+def test_what_hangs_below_an_end_token_is_dropped():
+    tree = DraftTree((1, 4, 0, 3, 1), (-1, -1, 0, 1, 3), "toy", confidence=(0.5, 0.1, 0.4, 0.2, 0.3))
+    kept = until_end(tree, {4})
+    assert (kept.tokens, kept.parents, kept.confidence) == ((1, 4, 0), (-1, -1, 0), (0.5, 0.1, 0.4))
+    assert until_end(tree, {0, 2}) is tree  # nothing hangs below 0
+    sampled = DraftTree.chain((1, 4, 2), "toy", torch.arange(15.0).view(3, 5))
+    kept = until_end(sampled, {4})
+    assert kept.tokens == (1, 4) and kept.q.tolist() == sampled.q[:2].tolist()
+    # a chain where branches were drawn would be judged by another rule, because of what was drawn
+    branches = DraftTree((4, 1, 2), (-1, 0, 0), "toy", torch.full((3, 5), 0.2))
+    assert until_end(branches, {4}) is branches
 
 
 def test_forbidden_drafts_cost_no_rows_and_count_nowhere(lab, scripted):

@@ -80,8 +80,8 @@ def test_spd_04_an_end_token_inside_a_block_ends_the_request(lab, scripted, engi
     assert ran.finish("a") == "stop"
     assert ran.text("a") == "<3><5><6><2>"
     draft = next(d for s in ran.steps for d in s.drafts)
-    assert draft.tokens == (5, 6, EOS, 7)
-    assert draft.emitted == 3
+    assert draft.tokens == (5, 6, EOS)  # the fourth, behind it, could never be said: it is not run
+    assert draft.emitted == 3  # nor is the model's own token behind it
     assert seq.tokens == [*prompt, 3, 5, 6, EOS]
     assert engine.kv.pools[0].used == 0
     past = engine.kv.index.lookup(text, engine.kv.namespace, len(text))
@@ -126,14 +126,54 @@ def test_spd_04_ignored_end_tokens_do_not_end_it(lab, scripted, engine4):
 
 
 def test_spd_06_accepted_length_ends_at_the_end_token(lab, scripted, engine4):
+    """What was drafted behind it is not even verified: three of three, where five would be three of five."""
     text = [9, 8, 3, 5, 6, EOS, 11, 12, 13]
     engine = engine4(eos_ids=(EOS,))
     scripted_engine(scripted, engine, text, k=5)
     ran = lab.run_engine(engine, [[9, 8]], max_tokens=20)
     a = acceptance([d for s in ran.steps for d in s.drafts])
-    assert (a.steps, a.emitted, a.accepted, a.drafted) == (1, 3, 3, 5)
+    assert (a.steps, a.emitted, a.accepted, a.drafted) == (1, 3, 3, 3)
     assert a.tau == 3.0
-    assert a.rate == 3 / 5
+    assert a.rate == 1.0
+    assert max(s.rows for s in ran.steps if not s.prefill) == 4
+
+
+def test_spd_06_accepted_length_ends_at_a_stop_string_that_nobody_foresees(lab, scripted, engine4):
+    """d1, d2, stop, d4, d5 all match: three tokens are emitted, three of five accepted."""
+    text = [9, 8, 3, 5, 6, EOS, 11, 12, 13]
+    engine = engine4(eos_ids=())
+    engine.make_stream = scripted.stream_of({i: "end" if i == EOS else "." for i in range(61)})
+    scripted_engine(scripted, engine, text, k=5)
+    ran = lab.run_engine(engine, [[9, 8]], max_tokens=20, stop=("end",))
+    a = acceptance([d for s in ran.steps for d in s.drafts])
+    assert (a.steps, a.emitted, a.accepted, a.drafted, a.expected_n) == (1, 3, 3, 5, 3)
+    assert (a.tau, a.rate) == (3.0, 3 / 5)
+
+
+def test_an_end_token_that_is_ignored_cuts_no_draft(lab, scripted, engine4):
+    text = [9, 8, 3, 5, 6, EOS, 11, 12, 13]
+    engine = engine4(eos_ids=(EOS,))
+    scripted_engine(scripted, engine, text, k=5)
+    ran = lab.run_engine(engine, [[9, 8]], max_tokens=7, ignore_eos=True)
+    assert [len(d.tokens) for s in ran.steps for d in s.drafts] == [5]
+
+
+@pytest.mark.parametrize("drafter", ["draft_model:k=5", "layerskip:k=5", "ngram:k=5"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_hangs_below_an_end_token_and_the_output_is_the_plain_runs(lab, drafter, temperature):
+    prompts = [[3, 6, 5, 3, 6, 5, 3, 6, 5, 3], list(range(61)), [20, 21, 22]]
+    sampling = {"max_tokens": 24, "temperature": temperature, "seed": 3}
+    ends = tuple(range(0, 61, 6))  # often drafted, and to be copied from the prompts
+    plain = lab.run_engine(lab.make_engine("paged", dtype="float32", eos_ids=ends), prompts, **sampling)
+    engine = lab.make_engine("paged", drafter, "verify:rule=r4", dtype="float32", eos_ids=ends)
+    ran = lab.run_engine(engine, prompts, **sampling)
+    drafts = [d for s in ran.steps for d in s.drafts]
+    assert not any(p >= 0 and d.tokens[p] in ends for d in drafts for p in d.parents)
+    for r in ("r0", "r1", "r2"):
+        assert ran.ids(r) == plain.ids(r)
+    sampled = lab.run_engine(engine, prompts, max_tokens=24, temperature=1.0, seed=3, ignore_eos=True)
+    drafts = [d for s in sampled.steps for d in s.drafts]
+    assert any(p >= 0 and d.tokens[p] in ends for d in drafts for p in d.parents)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5])
