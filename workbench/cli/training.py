@@ -80,6 +80,14 @@ def train(
             rich_help_panel=_DATA,
         ),
     ] = 0.0,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole/--answers",
+            help="Learn from the questions too, which the model made as well.",
+            rich_help_panel=_DATA,
+        ),
+    ] = False,
     salt: Annotated[
         int,
         typer.Option(
@@ -209,7 +217,9 @@ def train(
 
         torch.set_num_threads(threads)
     with Meter(f"training {head.value}") as meter, interruptible() as cancel:
-        data = DataSettings(tokens=tokens, questions=questions, making=Making(opened=opened, salt=salt))
+        data = DataSettings(
+            tokens=tokens, questions=questions, making=Making(opened=opened, salt=salt), whole=whole
+        )
         rate = lr if lr is not None else _RATES.get(head, EAGLE_RATE)
         words = vocab if vocab is not None else _VOCABS.get(head, EAGLE_VOCAB)
         deep = layers if layers is not None else _LAYERS.get(head, 4)

@@ -16,9 +16,12 @@ from workbench.training.errors import TrainingError
 from workbench.training.heads.capture import capture
 from workbench.training.heads.conversations import Conversation, Making, opening
 from workbench.training.heads.loops import cut_loops
+from workbench.training.heads.optimise import Schedule
 from workbench.training.heads.rows import Rows, frequent, load, targets
+from workbench.training.heads.run import Run
 from workbench.training.heads.shards import HELD_OUT, Shards
 from workbench.training.heads.target import open_target
+from workbench.training.heads.unroll import Batch
 
 
 def test_a_loop_is_kept_once():
@@ -190,3 +193,32 @@ def test_a_shard_without_an_answer_is_passed_over(target, tmp_path, monkeypatch,
     monkeypatch.setattr("workbench.training.heads.shards.converse", lambda *args: next(made))
     trained, held = load(Shards(target, small_data, tmp_path / "a"), (1,))
     assert (len(held), len(trained)) == (1, 8)
+
+
+def test_questions_are_learnt_from_where_that_is_asked(target, small_data, cache):
+    """Rows from where the user's words begin; what is held out, and what the model says often, stay."""
+    answers = Shards(target, small_data)
+    whole = Shards(target, replace(small_data, whole=True))
+    assert whole.folder == answers.folder
+    layer = target.source.config.num_layers
+    trained, held = load(answers, (layer,), best=True)
+    more, same = load(whole, (layer,), best=True)
+    since = len(opening(target.tokenizer))
+    assert since > 0 and [s.begin for s in same] == [s.conversation.answer for s in held]
+    assert [s.conversation for s in more] == [s.conversation for s in trained]
+    batch, wide = Batch.of(trained), Batch.of(more)
+    assert len(wide.answers) == sum(len(s.conversation.ids) - 1 - since for s in more) > len(batch.answers)
+    for one, other in zip(trained, more, strict=True):
+        ids, answer = one.conversation.ids, one.conversation.answer
+        assert other.begin == since and torch.equal(other.best[answer:], one.best[answer:])
+        assert other.best[since:answer].tolist() == list(ids[since + 1 : answer + 1])
+        assert bool((one.best[:answer] == -1).all())  # what was read is not written into
+        rows = Rows.of(other.conversation, other.streams[0], other.begin)
+        assert rows.following.tolist() == [*ids[since:], -1] and len(rows.stream) == len(rows.following)
+    assert wide.best().min() >= 0 and len(wide.best()) == len(wide.following()) == len(wide.answers)
+    assert torch.equal(
+        wide.last(torch.float32)[: len(trained[0].conversation.ids) - 1 - since],
+        more[0].streams[-1][since:-1].float(),
+    )
+    keys = {Run("m", "eagle3", s, Schedule(), Schedule()).key(3) for s in (answers, whole)}
+    assert len(keys) == 2

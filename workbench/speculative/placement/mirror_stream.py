@@ -139,7 +139,7 @@ class MirrorStream(DraftStream):
     def _guesses(self, node: int) -> tuple[int, ...]:
         """What its parent's streams guess behind it: nothing, unless it is what the parent says."""
         parent = self.tree.nodes[node].parent
-        ranked = self.ranked.get(parent)
+        ranked = self.ranked.get(parent, [])
         said = bool(ranked) and ranked[0][0] == self.tree.nodes[node].token
         return self.ahead.get(parent, ()) if said else ()
 

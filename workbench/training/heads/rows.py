@@ -8,14 +8,14 @@ row counts: a first draft comes right behind the prompt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from workbench.models.progress import Cancel, Progress, part
 from workbench.training.errors import TrainingError
-from workbench.training.heads.conversations import Conversation
+from workbench.training.heads.conversations import Conversation, opening
 from workbench.training.heads.shards import HELD_OUT, Shards
 
 
@@ -28,11 +28,11 @@ class Rows:
     following: Tensor
 
     @classmethod
-    def of(cls, conversation: Conversation, stream: Tensor) -> Rows:
-        """From the stream at all tokens of a conversation, of which the prompt's last and the answer stay."""
-        stream = stream[conversation.answer - 1 :]
-        answer = conversation.ids[conversation.answer :]
-        return cls(conversation, stream, torch.tensor([*answer, -1]))
+    def of(cls, conversation: Conversation, stream: Tensor, begin: int | None = None) -> Rows:
+        """From the stream at all tokens of a conversation: those from ``begin`` on stay (None: the answer),
+        and the one before."""
+        begin = conversation.answer if begin is None else begin
+        return cls(conversation, stream[begin - 1 :], torch.tensor([*conversation.ids[begin:], -1]))
 
 
 def targets(batch: Sequence[Rows], heads: int) -> Tensor:
@@ -58,11 +58,30 @@ class Shown:
     """One conversation as a model saw it: ``streams``, each [n, H] bfloat16, at all of its tokens.
 
     ``best`` int32 [n], where it was asked for: the model's likeliest next token (-1 within the prompt).
+    ``since``: where what is learnt begins, if it is not the answer alone.
     """
 
     conversation: Conversation
     streams: tuple[Tensor, ...]
     best: Tensor | None = None
+    since: int | None = None
+
+    @property
+    def begin(self) -> int:
+        """The first token whose follower is learnt."""
+        return self.conversation.answer if self.since is None else self.since
+
+    def whole(self, since: int) -> Shown:
+        """The question is learnt from too, which begins at ``since``.
+
+        Its tokens were drawn, so what counts as the likeliest behind one, where that is asked, is what came.
+        """
+        if self.best is None:
+            return replace(self, since=since)
+        ids, answer = torch.tensor(self.conversation.ids, dtype=torch.int32), self.conversation.answer
+        best = self.best.clone()
+        best[since:answer] = ids[since + 1 : answer + 1]
+        return replace(self, best=best, since=since)
 
 
 def load(
@@ -96,6 +115,9 @@ def load(
         (held if number < HELD_OUT else trained).extend(shown)
     secret = {s.conversation.prompt for s in held}
     trained = [s for s in trained if s.conversation.prompt not in secret]
+    if shards.settings.whole:
+        since = len(opening(shards.target.tokenizer))
+        trained = [s.whole(since) for s in trained]
     if not trained or not held:
         raise TrainingError(
             "The model made no conversation that a head could learn from.",

@@ -66,7 +66,8 @@ class Run:
     def key(self, count: int) -> str:
         """Of a run on ``count`` conversations."""
         shape = sorted(asdict(self.shape).items())
-        return repr((self.shards.key, count, shape, sorted(self.settings.items()), self.before))
+        learnt = ("whole",) if self.shards.settings.whole else ()
+        return repr((self.shards.key, count, shape, sorted(self.settings.items()), self.before, *learnt))
 
     def folder(self, count: int) -> Path:
         """Where its checkpoint is."""

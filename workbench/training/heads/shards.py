@@ -38,14 +38,18 @@ FRUITLESS = 4
 
 @dataclass(frozen=True)
 class DataSettings:
-    """``tokens``: answer tokens to train on, at least; ``questions`` per shard, two answers each."""
+    """``tokens``: answer tokens to train on, at least; ``questions`` per shard, two answers each.
+
+    ``whole``: questions are learnt from as well; the model made them too.
+    """
 
     tokens: int = 100_000
     questions: int = 48
     making: Making = field(default_factory=Making)
+    whole: bool = False
 
     def key(self, fingerprint: str) -> str:
-        """Names the shards that these settings make; how many are wanted is not part of it."""
+        """Names the shards that these settings make, not how many are wanted or what of them is learnt."""
         openings = (KINDS, WEIGHTS) if self.making.opened else ()
         shaping = (_VERSION, fingerprint, self.questions, sorted(asdict(self.making).items()), *openings)
         return hashlib.blake2b(repr(shaping).encode(), digest_size=8).hexdigest()

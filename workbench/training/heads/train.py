@@ -88,7 +88,7 @@ def train_medusa(
 def _train(way: Course, shape: Shape, prompts: int) -> HeadFile:
     target, config = way.target, way.target.source.config
     shown = way.load((config.num_layers,), 0.55)
-    trained, held = ([Rows.of(s.conversation, s.streams[0]) for s in side] for side in shown)
+    trained, held = ([Rows.of(s.conversation, s.streams[0], s.begin) for s in side] for side in shown)
     ids = frequent((r.conversation for r in trained), config.vocab_size, VOCAB_LISTED)
     heads = MedusaHeads(shape, config.hidden_size, way.run.schedule.seed)
     if way.before is not None:

@@ -21,7 +21,8 @@ from workbench.training.heads.rows import Shown
 
 @dataclass(frozen=True)
 class Batch:
-    """Conversations laid end to end, all but their last tokens: C rows, N of them of answers.
+    """Conversations laid end to end, all but their last tokens: C rows, N of them of answers (or of what is
+    learnt from: :attr:`Shown.begin`).
 
     ``ids``, ``conversation`` and ``positions`` [C]; ``answers`` [N]: which rows those are; ``ahead`` [N]: how
     many rows of its answer come before each; ``longest`` and ``widest``: most rows of a conversation, and of
@@ -41,7 +42,7 @@ class Batch:
     def of(cls, shown: Sequence[Shown]) -> Batch:
         """Lay out."""
         lengths = [len(s.conversation.ids) - 1 for s in shown]
-        begins = [s.conversation.answer for s in shown]
+        begins = [s.begin for s in shown]
         positions = torch.cat([torch.arange(n) for n in lengths])
         conversation = torch.arange(len(shown)).repeat_interleave(torch.tensor(lengths))
         after = positions - torch.tensor(begins)[conversation]
@@ -66,15 +67,15 @@ class Batch:
 
     def last(self, dtype: torch.dtype) -> Tensor:
         """[N, H]: the last of the streams at the answers' own positions."""
-        return torch.cat([s.streams[-1][s.conversation.answer : -1] for s in self.shown]).to(dtype)
+        return torch.cat([s.streams[-1][s.begin : -1] for s in self.shown]).to(dtype)
 
     def following(self) -> Tensor:
         """int64 [N]: the token behind each row of an answer."""
-        return torch.cat([torch.tensor(s.conversation.ids[s.conversation.answer + 1 :]) for s in self.shown])
+        return torch.cat([torch.tensor(s.conversation.ids[s.begin + 1 :]) for s in self.shown])
 
     def best(self) -> Tensor:
         """int64 [N]: the target's likeliest token behind each row of an answer."""
-        pieces = [s.best[s.conversation.answer : -1] for s in self.shown if s.best is not None]
+        pieces = [s.best[s.begin : -1] for s in self.shown if s.best is not None]
         return torch.cat(pieces).long()
 
 
