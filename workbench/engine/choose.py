@@ -14,11 +14,12 @@ from torch import Tensor
 
 from workbench.engine.clock import PhaseClock
 from workbench.engine.draft_seams import DraftTree, Verdict, Verify
+from workbench.engine.mask_errors import asking
 from workbench.engine.processing import best, law, leaders, logprobs, not_finite, scores
 from workbench.engine.sampling import PositionNoise, check_alive, row_masks, row_paths
 from workbench.engine.seams import LogitsMask, SpanPlan
 from workbench.engine.sequence import Sequence
-from workbench.spec.errors import MaskError, OptionError, RequestError
+from workbench.spec.errors import OptionError, RequestError
 from workbench.spec.events import TokenInfo, TokenSource
 
 Work = tuple[Sequence, SpanPlan, DraftTree | None]
@@ -153,12 +154,8 @@ def _ask(
     mask: LogitsMask, tree: DraftTree | None, generated: Seq[int]
 ) -> tuple[list[Tensor | None], set[int]]:
     """Masks of the rows; whatever goes wrong inside a request's own mask ends that request alone."""
-    try:
+    with asking(mask):
         return row_masks(mask, tree, generated)
-    except RequestError:
-        raise
-    except Exception as err:
-        raise MaskError(f"The mask {mask.key!r} failed with {type(err).__name__}: {err}") from err
 
 
 def _score_prompt(seq: Sequence, span: SpanPlan, block: Tensor) -> None:

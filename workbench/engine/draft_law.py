@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from workbench.engine.draft_seams import Pick
+from workbench.engine.mask_errors import asking
 from workbench.engine.processing import best, law, scores
 from workbench.engine.sampling import PositionNoise
 from workbench.engine.sequence import Sequence
+from workbench.spec.errors import WorkbenchError
 
 
 class RequestLaw:
@@ -46,7 +48,7 @@ class RequestLaw:
             q = q if ids is None else _spread(q, ids, self._vocab, 0.0)
             noise = PositionNoise(seq.params.seed, seq.sample, len(seq.tokens))
             return Pick(noise.draft(q, len(path)), q)
-        except Exception:
+        except WorkbenchError:
             return None
 
     def top(
@@ -62,7 +64,7 @@ class RequestLaw:
             scored, ids = self._scored(logits, path, ids)
             chances = scored.log_softmax(-1) if params.greedy else law(scored, params).log()
             values, places = chances[0].topk(min(k, chances.shape[-1]))
-        except Exception:
+        except WorkbenchError:
             return []
         tokens = places if ids is None else ids[places]
         pairs = zip(tokens.tolist(), values.tolist(), strict=True)
@@ -79,7 +81,7 @@ class RequestLaw:
         try:
             scored, ids = self._scored(logits, path, ids)
             q = law(scored, seq.params)[0]
-        except Exception:
+        except WorkbenchError:
             return None
         q = q if ids is None else _spread(q, ids, self._vocab, 0.0)
         noise = PositionNoise(seq.params.seed, seq.sample, len(seq.tokens))
@@ -87,11 +89,15 @@ class RequestLaw:
 
     def _scored(self, logits: Tensor, path: Seq[int], ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Scores [1, n] of ``ids``, or of all where mask or penalties ask for each token's own place."""
-        seq, masks = self._seq, None
+        seq, mask, masks = self._seq, self._seq.request.mask, None
         if ids is not None and self.processed:
             logits, ids = _spread(logits, ids, self._vocab, -math.inf), None
-        if seq.request.mask is not None:
-            masks = [seq.request.mask.allowed(seq.generated, path)]
+        if mask is not None:
+            with asking(mask):
+                allowed = mask.allowed(seq.generated, path)
+                if allowed is not None and not isinstance(allowed, Tensor):
+                    raise TypeError(f"allowed() gave {type(allowed).__name__}, no tensor")
+                masks = [allowed]
         return scores(logits[None], seq.params, seq.generated, [path], seq.request.prompt, masks), ids
 
 
