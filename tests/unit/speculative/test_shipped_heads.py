@@ -25,9 +25,14 @@ def cache(tmp_path_factory):
         yield
 
 
-KINDS = ("medusa", "eagle", "eagle3", "draft")
+KINDS = ("medusa", "eagle", "eagle3", "fasteagle", "draft")
 # Drafts that are drawn keep the law of the output, not its noise.
-USED = {"eagle3": "eagle3:draws=false", "draft": "draft_model:source=trained,draws=false"}
+LIKELIEST = {
+    "eagle3": "eagle3:draws=false",
+    "fasteagle": "fasteagle:draws=false",
+    "draft": "draft_model:source=trained,draws=false",
+}
+DRAWN = {"eagle3": "eagle3", "fasteagle": "fasteagle", "draft": "draft_model:source=trained"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,10 +94,16 @@ def test_tiny_drafts_right_and_wrong_and_says_the_same(kind, sampling, session, 
     source = open_source("tiny")
     assert find_head("tiny", kind, source.fingerprint).path.is_relative_to(data_dir())
     expected = plain(**sampling)
-    session.apply(Recipe.of("paged", USED.get(kind, kind))).result()
+    session.apply(Recipe.of("paged", LIKELIEST.get(kind, kind))).result()
     runs = [session.generate(p, max_tokens=40, **sampling) for p in prompts]
     assert [r.token_ids for r in runs] == expected
+    if sampling and kind in DRAWN:  # how often one is right is told of drafts as they are by default
+        session.apply(Recipe.of("paged", DRAWN[kind])).result()
+        runs = [session.generate(p, max_tokens=40, **sampling) for p in prompts]
     rounds = [r.acceptance for r in runs]
     steps = sum(a["steps"] for a in rounds)
-    accepted = sum(a["survivors"][0] for a in rounds if a["survivors"])
-    assert 0.1 <= accepted / steps <= 0.9
+    accepting = sum(a["survivors"][0] for a in rounds if a["survivors"])
+    # A path that ended before the draft did: of a tree some nodes are always refused.
+    whole = sum(counts[int(depth)] for a in rounds for depth, counts in a["histogram"].items())
+    assert accepting / steps >= 0.2
+    assert (steps - whole) / steps >= 0.2
