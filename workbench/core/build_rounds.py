@@ -29,6 +29,7 @@ def with_rounds(plan: Plan, engine: Engine) -> Engine:
         vocab_size=config.vocab_size,
         reserve=engine.kv.extend,
         know=engine.drafting.know,
+        ends=engine.eos_ids,
     )
     engine.path += (f"round:{SPEC.id}",)
     return engine

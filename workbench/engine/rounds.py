@@ -9,7 +9,7 @@ path of the same step, as prompts do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -110,7 +110,7 @@ class RoundDone:
 
 class Rounds:
     """Runs ``program`` for the decodes of a step. ``reserve(seq, slots)`` makes slots writable, ``know(seq)``
-    tells a drafter of a sequence; ``runner`` runs its layers elsewhere."""
+    tells a drafter of a sequence; ``runner`` runs its layers elsewhere; ``ends`` end a request."""
 
     def __init__(
         self,
@@ -121,11 +121,12 @@ class Rounds:
         vocab_size: int,
         reserve: Callable[[Sequence, int], bool],
         know: Callable[[Sequence], None],
+        ends: Collection[int] = (),
     ) -> None:
         self.program = program
         self._runner = runner
         self._page_size, self._vocab = page_size, vocab_size
-        self._reserve, self._know = reserve, know
+        self._reserve, self._know, self._ends = reserve, know, ends
 
     def run(self, batch: Batch, step: int, clock: PhaseClock) -> list[RoundDone]:
         """Take the decodes that the program serves out of a batch, and run a round of them."""
@@ -227,10 +228,15 @@ class Rounds:
         return Noise(*made)
 
     def _done(self, seq: Sequence, room: int, row: list[float], logits: Tensor, step: int) -> RoundDone:
-        """One sequence's share of what was read back."""
+        """One sequence's share of what was read back.
+
+        A program has no shorter shape for a draft with an end token: what it did behind that is left out.
+        """
         length = self.program.length
         said, drafts, rest = row[: length + 1], row[length + 1 : 2 * length + 1], row[2 * length + 1 :]
-        accepted, finite = int(rest[0]), rest[1] > 0
+        if not seq.params.ignore_eos:
+            room = next((n for n, t in enumerate(drafts[:room], 1) if int(t) in self._ends), room)
+        accepted, finite = min(int(rest[0]), room), rest[1] > 0
         expected, chances = rest[2 : 2 + length], rest[2 + length : 2 + 2 * length]
         tokens = [int(t) for t in said[: accepted + 1]]
         known = tuple(chances[:room]) if chances[0] >= 0 else ()

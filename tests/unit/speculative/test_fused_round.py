@@ -132,13 +132,14 @@ def test_sliding_windows(lab):
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_an_end_token_inside_a_block_ends_there(lab, sampling):
-    """What was accepted behind it is dropped, and the row leaves the batch while others go on."""
+    """What was done behind it is left out, and the row leaves the batch while others go on."""
     _, drafts = outcome(lab, make(*EAGLE), **sampling, max_tokens=24)
     ends = tuple({tokens[0] for _, tokens, accepted, *_ in drafts if len(accepted) >= 2})
     got = outcome(lab, make(*EAGLE, "fused_round", eos=ends), **sampling, max_tokens=24)
     assert got == outcome(lab, make(*EAGLE, eos=ends), **sampling, max_tokens=24)
     assert any(finish == "stop" for _, _, finish in got[0])
-    assert any(emitted < len(accepted) for _, _, accepted, emitted, _ in got[1])
+    assert any(emitted == len(accepted) == len(tokens) for _, tokens, accepted, emitted, _ in got[1])
+    assert not any(t in ends for _, tokens, *_ in got[1] for t in tokens[:-1])
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
