@@ -36,6 +36,7 @@ from workbench.speculative.head_options import drafted_vocab, head_bits
 from workbench.speculative.layer_options import layer_count, layer_source
 from workbench.speculative.second_model import SecondModel
 from workbench.speculative.sought import Sought, sought
+from workbench.speculative.without_effect import refuse_changed
 
 
 @dataclass(frozen=True)
@@ -219,12 +220,9 @@ def distilled_head(
 
 def _second(config: Config, context: Any) -> SecondModel:
     """A second model. Raises :class:`OptionError` when there is none, or for options of layers beside it."""
-    for name, kept in (("source", "auto"), ("layers", 0)):
-        if getattr(config, name) != kept:
-            raise OptionError(
-                f"draft_model.{name} is for layers of the model itself, and {config.model!r} is another.",
-                hint=f"Leave {name} at {kept}, or model empty.",
-            )
+    of_layers = ("source", "layers", "vocab")
+    other = f"it is for layers of the model itself, and {config.model!r} is another"
+    refuse_changed(SPEC.id, config, of_layers, other, "model empty")
     try:
         resolve(config.model)
     except ModelNotFound as error:
@@ -233,9 +231,15 @@ def _second(config: Config, context: Any) -> SecondModel:
 
 
 def bind(config: Config, context: Any) -> ModelDrafter | SecondModel:
-    """The drafter; raises :class:`OptionError` when the model has too few layers or the second one is none,
-    and where distilled layers are insisted on :class:`MissingHead` or :class:`HeadMismatch`."""
+    """The drafter; raises :class:`OptionError` when the model has too few layers, the second one is none or
+    an option that was set has no effect, and where distilled layers are insisted on :class:`MissingHead` or
+    :class:`HeadMismatch`."""
     if config.model:
         return _second(config, context)
+    refuse_changed(SPEC.id, config, ("across",), "it is for a second model", "name one in model")
     head, notes = distilled_head(SPEC.id, config.source, config.layers, context)
+    # Distilled layers that are not there are told of; these were not wanted.
+    if head is None and (config.source == "cut" or config.layers):
+        cut = "layers that are cut out of the model have its weights and draft any of its tokens"
+        refuse_changed(SPEC.id, config, ("vocab", "bits"), cut, "draft with distilled layers")
     return ModelDrafter(config, context.config.num_layers, head, notes)

@@ -53,7 +53,7 @@ class Config:
     draws: bool = option(
         True,
         help="Above temperature 0 sample chains, and siblings of the static tree without replacement, and "
-        "keep their laws; off: the likeliest tokens.",
+        "keep their laws; off: the likeliest tokens, as in a dynamic tree.",
     )
 
 

@@ -39,7 +39,11 @@ class Config:
         help="Nodes expanded per level of a draft tree; 1: drafts are chains.",
     )
     nodes: int = option(
-        16, low=1, high=64, unit="tokens", help="Nodes kept of a tree: those likeliest to be accepted."
+        16,
+        low=1,
+        high=64,
+        unit="tokens",
+        help="Nodes kept of a tree: those likeliest to be accepted; a chain has all of its own.",
     )
     vocab: int = drafted_vocab()
     confidence: float = least_confidence()

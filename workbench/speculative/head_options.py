@@ -30,7 +30,10 @@ def head_bits() -> Any:
 
 def drawn_chains() -> Any:
     """Whether chains are sampled."""
-    return option(True, help="Sample chains above temperature 0, keeping their laws; off: likeliest tokens.")
+    return option(
+        True,
+        help="Sample chains above temperature 0, keeping their laws; off: likeliest tokens, as in trees.",
+    )
 
 
 def least_confidence() -> Any:
@@ -39,5 +42,6 @@ def least_confidence() -> Any:
         0.0,
         low=0.0,
         high=1.0,
-        help="End a chain behind a token that the head gives, with all before it, less than this; 0: never.",
+        help="End a chain behind a token that the head gives, with all before it, less than this; 0: never. "
+        "Trees have no such end.",
     )

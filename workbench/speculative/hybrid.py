@@ -22,6 +22,7 @@ from workbench.models.weightset import Pack
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative import eagle, eagle3, fasteagle, medusa, suffix
 from workbench.speculative.head_options import least_confidence
+from workbench.speculative.without_effect import refuse_changed
 
 HEADS: dict[str, ModuleType] = {m.SPEC.id: m for m in (eagle3, fasteagle, eagle, medusa)}
 AVERAGE = 0.05
@@ -179,11 +180,16 @@ def _score(tree: DraftTree | None) -> float:
 
 
 def bind(config: Config, context: Any) -> Hybrid:
-    """Both drafters; raises :class:`MissingHead` or :class:`HeadMismatch` as the head alone would."""
+    """Both drafters; raises :class:`MissingHead` or :class:`HeadMismatch` as the head alone would, and
+    :class:`OptionError` for an option that the head lacks."""
     module = HEADS[config.head]
     chosen = module.Config()
     asked = {"bits": config.bits, "confidence": config.confidence}
     if config.depth:
         asked["depth"] = config.depth
-    chosen = replace(chosen, **{n: v for n, v in asked.items() if hasattr(chosen, n)})
+    lacking = [n for n in ("bits", "depth", "confidence") if not hasattr(chosen, n)]
+    refuse_changed(SPEC.id, config, lacking, f"{config.head} has none", "choose another head")
+    if module is eagle:
+        refuse_changed(SPEC.id, config, ("confidence",), "eagle drafts trees", "choose another head")
+    chosen = replace(chosen, **{n: v for n, v in asked.items() if n not in lacking})
     return Hybrid(suffix.bind(suffix.Config()), module.bind(chosen, context), config.lead, config.cost)

@@ -161,3 +161,18 @@ def test_options_reach_the_head(lab):
 def test_without_its_head_it_cannot_be_switched_on(lab):
     with pytest.raises(PlanError, match="no eagle3 head"):
         lab.make_engine("paged", "hybrid", family="qwen2")
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ("head=medusa,bits=8", "bits"),
+        ("head=medusa,depth=2", "depth"),
+        ("head=medusa,confidence=0.2", "confidence"),
+        ("head=eagle,confidence=0.2", "confidence"),
+    ],
+)
+def test_what_the_chosen_head_lacks_is_refused(options, name, lab):
+    with pytest.raises(PlanError, match=rf"hybrid\.{name} = .* has no effect") as caught:
+        lab.make_engine("paged", f"hybrid:{options}", page_size=PAGE)
+    assert f"Leave {name} at" in str(caught.value)

@@ -215,8 +215,12 @@ def test_the_law_of_the_output_is_the_targets_though_drafts_are_of_shared_tokens
     "options, says",
     [
         ("model=no-such-model", "no model 'no-such-model'"),
-        ("model=tiny,layers=1", "layers is for layers of the model itself"),
-        ("model=tiny,source=trained", "source is for layers"),
+        ("model=tiny,layers=1", "layers = 1 has no effect: it is for layers of the model itself"),
+        ("model=tiny,source=trained", "source = 'trained' has no effect"),
+        ("model=tiny,vocab=64", "vocab = 64 has no effect: it is for layers of the model itself"),
+        ("across=text", "across = 'text' has no effect: it is for a second model"),
+        ("source=cut,vocab=64", "vocab = 64 has no effect: layers that are cut out"),
+        ("layers=1,bits=8", "bits = 8 has no effect: layers that are cut out"),
     ],
 )
 def test_what_cannot_be_is_a_conflict(options, says, lab):
