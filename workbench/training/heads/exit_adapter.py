@@ -73,8 +73,7 @@ class ExitLoss:
     def _rows(self, shown: Sequence[Shown]) -> tuple[Tensor, Tensor]:
         """Streams [N, H] of all rows that a draft may come behind: the prompt's last token and later ones."""
         early, last = (
-            torch.cat([s.streams[i][s.begin - 1 :] for s in shown]).to(self._dtype)
-            for i in range(2)
+            torch.cat([s.streams[i][s.begin - 1 :] for s in shown]).to(self._dtype) for i in range(2)
         )
         return early, last
 
