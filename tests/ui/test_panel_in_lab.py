@@ -11,6 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.timeout(600)]
 SLOW = 180_000  # ms: a kernel that imports torch on a busy machine
+PROMPT = 60_000
 CELL = """
 from workbench.widgets import Panel
 panel = Panel("tiny", sampling={"max_tokens": 64, "ignore_eos": True})
@@ -23,9 +24,20 @@ FOCUSED = """(e => e.getAttribute("aria-label") || e.textContent.trim() || e.id.
 
 @pytest.fixture
 def panel_page(open_notebook: Callable[..., Any]) -> Any:
-    page = open_notebook(CELL)
-    page.wait_for_selector(".iwb-live", timeout=SLOW)
-    return page
+    """The panel, whole. JupyterLab now and then shows a part of it or nothing: then it is opened again."""
+    from playwright.sync_api import TimeoutError as NotShown
+
+    for patience in (PROMPT, PROMPT, SLOW):
+        page = open_notebook(CELL)
+        try:
+            page.wait_for_selector(".iwb-live", timeout=patience)
+            page.get_by_label("number format").wait_for(timeout=patience)
+        except NotShown:
+            if patience == SLOW:
+                raise
+        else:
+            return page
+    return None
 
 
 def wait_state(page: Any, state: str) -> None:
