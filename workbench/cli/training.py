@@ -117,6 +117,14 @@ def train(
             rich_help_panel=_TRAINING,
         ),
     ] = 0,
+    own_rows: Annotated[
+        bool,
+        typer.Option(
+            "--own-rows/--tied",
+            help="medusa: each head has rows of its own for the tokens that the loss is over.",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = False,
     joint: Annotated[
         Path | None,
         typer.Option(
@@ -231,7 +239,7 @@ def train(
             joint_shape = JointShape(heads, rank, words)
             made = train_joint(target, joint, data, joint_shape, schedule, **common)[1]
         elif head is HeadName.medusa:
-            heads_shape = Shape(heads=heads, rank=rank, vocab=words, loss=loss.value)
+            heads_shape = Shape(heads=heads, rank=rank, vocab=words, loss=loss.value, own_rows=own_rows)
             made = train_medusa(target, data, heads_shape, schedule, start=start, **common)
         elif head is HeadName.draft:
             draft_shape = DraftShape(layers=deep, vocab=words, loss=loss.value)

@@ -16,18 +16,18 @@ TOP = 127
 
 
 def encoded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, every floating matrix [n, k] as int8 codes, beside it at ``NAME.step`` float32 [n].
+    """The tensors, every floating matrix [.., n, k] as int8 codes, beside it its steps, float32 [.., n].
 
-    Other tensors stay as they are.
+    The steps are called ``NAME.step``. Tensors of one dimension stay as they are.
     """
     out = {}
     for name, value in tensors.items():
-        if value.ndim != 2 or not value.is_floating_point():
+        if value.ndim < 2 or not value.is_floating_point():
             out[name] = value
             continue
         wide = value.float()
-        step = wide.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / TOP
-        out[name] = (wide / step[:, None]).round().to(torch.int8)
+        step = wide.abs().amax(-1).clamp_min(torch.finfo(torch.float32).tiny) / TOP
+        out[name] = (wide / step[..., None]).round().to(torch.int8)
         out[name + STEP] = step
     return out
 
@@ -35,7 +35,7 @@ def encoded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def decoded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What :func:`encoded` was given, but for the rounding: at most half a step of its row."""
     return {
-        name: value.float() * tensors[name + STEP][:, None] if name + STEP in tensors else value
+        name: value.float() * tensors[name + STEP][..., None] if name + STEP in tensors else value
         for name, value in tensors.items()
         if not name.endswith(STEP)
     }

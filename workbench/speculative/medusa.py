@@ -2,11 +2,12 @@
 
 Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (arXiv
 2401.10774). Head k reads z, the normed state that the last committed token was predicted from, and proposes
-the k-th token behind it: W_lm (z + U_k SiLU(D_k z)), with the target's own W_lm. The paper gives every head a
-vocabulary matrix of its own, 85% of a small model for four. Tied heads of rank H/2 have as many parameters as
-one H × H matrix and, unlike the paper's z + SiLU(W z), can take from z as well as add to it (SiLU is never
-below -0.28). U_k starts at zero. The candidates form a tree that was counted on held-out text. Trained with
-the target frozen (Medusa-1), and exact under R1 and R3.
+the k-th token behind it: W_k (z + U_k SiLU(D_k z)). The paper gives every head a vocabulary matrix W_k of its
+own that begins as the target's: 85% of a small model for four. Here a head has rows of its own for the tokens
+that the model says often, and drafts no other, or else the target's matrix (tied). Rank H/2 has as many
+parameters as one H × H matrix, and unlike the paper's z + SiLU(W z), it can take from z as well as add to it
+(SiLU is never below -0.28). U_k starts at zero. The candidates form a tree that was counted on held-out text.
+Trained with the target frozen (Medusa-1), and exact under R1 and R3.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.engine.draft_seams import DraftContext, DraftTree
+from workbench.models.coded_head import decoded
 from workbench.models.decoder import Decoder
 from workbench.models.heads import HeadFile, find_head
 from workbench.spec.errors import HeadMismatch, InvariantError, OptionError
@@ -40,7 +42,8 @@ class Config:
         low=0,
         high=1 << 20,
         unit="tokens",
-        help="Draft only tokens that the model says often, so many of them (FR-Spec); 0: all tokens.",
+        help="Draft only tokens that the model says often, so many of them (FR-Spec); 0: all that the heads "
+        "have.",
     )
 
 
@@ -76,6 +79,13 @@ def head_states(z: Tensor, down: Tensor, up: Tensor) -> Tensor:
     return z[:, None] + torch.einsum("bkr,khr->bkh", inner, up)
 
 
+def row_logits(states: Tensor, rows: Tensor) -> Tensor:
+    """[B, K, V'] of ``states`` [B, K, H] by each head's own ``rows`` [K, V', H], or by the same [V', H]."""
+    if rows.ndim == 2:
+        return F.linear(states, rows)
+    return torch.bmm(states.transpose(0, 1), rows.mT).transpose(0, 1)
+
+
 class MedusaDrafter:
     """The ``drafter`` seam; needs the target before the first sequence."""
 
@@ -91,7 +101,7 @@ class MedusaDrafter:
         self._target: Decoder | None = None
         self._down = self._up = torch.empty(0)
         self._ids: Tensor | None = None  # drafted vocabulary, and its rows of the head
-        self._rows = torch.empty(0)
+        self._rows = torch.empty(0)  # of the drafted vocabulary: [V', H], or each head's own [K, V', H]
         self._seen: dict[int, tuple[int, Tensor]] = {}  # position and stream [H] of the newest shown token
 
     def attach_target(self, target: Decoder) -> None:
@@ -102,7 +112,7 @@ class MedusaDrafter:
                 f"The head {self._head.path} was trained for other weights.",
                 hint="Train it again for this model: 'workbench train medusa'",
             )
-        tensors = self._head.tensors()
+        tensors = decoded(self._head.tensors())
         down, up, ids = _checked(self._head, tensors, config.hidden_size, config.vocab_size)
         used = 1 + max(self._tree.heads)
         if down.shape[0] < used:
@@ -110,9 +120,14 @@ class MedusaDrafter:
         self._down, self._up = (
             t[:used].to(weights.device, weights.residual_dtype).clone() for t in (down, up)
         )
-        if self.config.vocab and self.config.vocab < config.vocab_size:
-            self._ids = ids[: self.config.vocab].to(weights.device, torch.int64)
-            self._rows = weights.embed.index_select(0, self._ids)
+        own = tensors.get("rows")
+        if own is not None or 0 < self.config.vocab < config.vocab_size:
+            self._ids = ids[: self.config.vocab or None].to(weights.device, torch.int64)
+            self._rows = (
+                weights.embed.index_select(0, self._ids)
+                if own is None
+                else own[:used, : len(self._ids)].to(weights.device, weights.embed.dtype).clone()
+            )
         # A rank needs as many tokens to choose from; a tree without any such rank leaves the likeliest token.
         choice = config.vocab_size if self._ids is None else len(self._ids)
         narrowed = self._tree.among(choice)
@@ -159,8 +174,8 @@ class MedusaDrafter:
         if self._ids is None:
             best = self._target.logits(flat).topk(self._width, dim=-1).indices
         else:
-            rows = F.linear(flat.to(self._rows.dtype), self._rows)
-            best = self._ids[rows.topk(self._width, dim=-1).indices]
+            logits = row_logits(states.to(self._rows.dtype), self._rows)
+            best = self._ids[logits.topk(self._width, dim=-1).indices]
         return best.view(*states.shape[:2], -1)
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
@@ -203,6 +218,12 @@ def _checked(
         fits = width == hidden and up.shape == (heads, hidden, rank) and ids.ndim == 1 and len(ids) > 0
     except (KeyError, ValueError):
         raise HeadMismatch(f"The head {head.path} lacks tensors.", hint="Train it again.") from None
+    rows = tensors.get("rows")
+    if rows is not None and rows.shape != (heads, len(ids), width):
+        raise HeadMismatch(
+            f"The head {head.path} has own rows {tuple(rows.shape)} for {heads} heads and {len(ids)} tokens.",
+            hint="Train it again.",
+        )
     if not fits:
         raise HeadMismatch(
             f"The head {head.path} is of {width} dimensions; the model has {hidden}.",
@@ -223,9 +244,10 @@ def bind(config: Config, context: Any) -> MedusaDrafter:
     would need rows of a head that is no embedding.
     """
     model = context.config
-    if config.vocab and not model.tie_embeddings:
+    head = find_head(context.model, "medusa", context.fingerprint)
+    if config.vocab and not model.tie_embeddings and not head.facts.get("own_rows"):
         raise OptionError(
             f"medusa.vocab = {config.vocab} takes rows of the embedding; the model has a head of its own.",
             hint="Set vocab to 0.",
         )
-    return MedusaDrafter(config, find_head(context.model, "medusa", context.fingerprint), model.num_layers)
+    return MedusaDrafter(config, head, model.num_layers)

@@ -12,6 +12,7 @@ from workbench.engine.draft_seams import DraftContext, FeatureDrafter
 from workbench.engine.draft_target import TargetDrafter
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
+from workbench.models.coded_head import decoded, encoded
 from workbench.models.heads import find_head, read_head, write_head
 from workbench.spec.errors import HeadMismatch, MissingHead, OptionError, PlanError
 from workbench.speculative.medusa import Config, MedusaDrafter, head_states
@@ -295,7 +296,7 @@ def test_a_tree_that_is_none_is_refused(heads, cache, paths):
         MedusaDrafter(Config(), find_head("broken", "medusa", ""), 2)
 
 
-def test_rows_of_an_untied_head_are_not_taken_from_the_embedding(lab):
+def test_rows_of_an_untied_head_are_not_taken_from_the_embedding(lab, cache):
     from dataclasses import replace
 
     from workbench.core.binding import BindContext
@@ -303,8 +304,49 @@ def test_rows_of_an_untied_head_are_not_taken_from_the_embedding(lab):
 
     config = replace(lab.random_source().config, tie_embeddings=False)
     context = BindContext(config, torch.float64, "pinned", torch.device("cpu"), 16, model="x")
+    path = cache / "heads" / "x" / "medusa.safetensors"
+    one = {"ids": torch.arange(1, dtype=torch.int32)}
+    write_head(path, "medusa", context.fingerprint, {"heads": 1, "paths": [[0]]}, one)
     with pytest.raises(OptionError, match="head of its own"):
         bind(Config(vocab=8), context)
+    write_head(path, "medusa", context.fingerprint, {"heads": 1, "paths": [[0]], "own_rows": 8}, one)
+    assert bind(Config(vocab=8), context).max_draft == 1
+
+
+@pytest.mark.parametrize("vocab", [0, 11])
+def test_heads_with_rows_of_their_own_draft_from_them(lab, heads, prompts, cache, vocab):
+    """Head k drafts what its own rows find likeliest of the tokens listed; the file holds eight bits."""
+    heads("llama")
+    path = cache / "heads" / "random-llama" / "medusa.safetensors"
+    tied = read_head(path)
+    gen = torch.Generator().manual_seed(3)
+    ids = torch.randperm(lab.VOCAB, generator=gen)[:20]
+    matrix = lab.random_source("llama").tensor("model.embed_tokens.weight")[ids].float()
+    rows = matrix + torch.randn(3, *matrix.shape, generator=gen) * matrix.std()
+    stored = encoded({**{n: tied.tensors()[n].float() for n in ("down", "up")}, "rows": rows})
+    assert stored["rows"].dtype == torch.int8 and stored["rows.step"].shape == (3, 20)
+    try:
+        facts = {**tied.facts, "own_rows": 20}
+        write_head(path, "medusa", tied.fingerprint, facts, {**stored, "ids": ids.to(torch.int32)})
+        engine = lab.make_engine("paged", f"medusa:branches=false,vocab={vocab}", page_size=PAGE)
+        expected, _ = generate(lab, lab.make_engine("paged", page_size=PAGE), prompts)
+        found, drafts = generate(lab, engine, prompts)
+        assert found == expected and drafts
+        drafter = engine.drafting.drafter
+        drafter.observe(7, 0, [torch.randn(9, 64, dtype=torch.float64, generator=gen)])
+        (tree,) = drafter.propose([DraftContext(7, [1] * 10, 6, True)])
+        read = decoded(stored)
+        z = engine.executor.decoder.final_norm(drafter._seen[7][1][None])
+        states = head_states(z, read["down"].double(), read["up"].double())
+        limit = vocab or 20
+        wanted = [int(ids[(read["rows"][k, :limit].double() @ states[0, k]).argmax()]) for k in range(3)]
+        assert list(tree.tokens) == wanted
+        short = {**stored, "ids": ids[:9].to(torch.int32)}
+        write_head(path, "medusa", tied.fingerprint, facts, short)
+        with pytest.raises(HeadMismatch, match="own rows"):
+            lab.make_engine("paged", "medusa", page_size=PAGE)
+    finally:
+        write_head(path, "medusa", tied.fingerprint, tied.facts, tied.tensors())
 
 
 def test_memory_counts_heads_and_states(lab, heads, prompts):

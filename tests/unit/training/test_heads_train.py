@@ -12,6 +12,7 @@ import torch
 
 from workbench.cli.main import main
 from workbench.core.session import Session
+from workbench.models.coded_head import decoded
 from workbench.models.heads import find_head
 from workbench.spec.errors import Cancelled, HeadMismatch, OptionError, StorageError
 from workbench.spec.recipe import Recipe
@@ -245,3 +246,27 @@ def test_heads_may_go_on_from_others(model_folder, target, cache, small_data):
     for shape in (Shape(heads=3, rank=4), Shape(heads=2, rank=8)):
         with pytest.raises(HeadMismatch, match=f"no {shape.heads} Medusa heads"):
             train_medusa(folder, small_data, shape, still, prompts=0, target=target, start=kept)
+
+
+def test_heads_may_have_rows_of_their_own(model_folder, target, cache, small_data):
+    """They begin as the model's, learn, are stored in eight bits, and are gone on from."""
+    folder = model_folder("llama")
+    still, moved = (Schedule(steps=2, batch=3, lr=lr) for lr in (1e-12, 1e-2))
+    shape = Shape(heads=2, rank=4, vocab=24, own_rows=True)
+    first = train_medusa(folder, small_data, shape, still, prompts=1, target=target)
+    stored = first.tensors()
+    rows = decoded(stored)["rows"]
+    assert stored["rows"].dtype == torch.int8 and len(stored["ids"]) == first.facts["own_rows"] <= 24
+    matrix = target.source.tensor("model.embed_tokens.weight")[stored["ids"].long()].float()
+    torch.testing.assert_close(
+        rows, matrix.expand(2, -1, -1), rtol=0.01, atol=0.01 * float(matrix.abs().max())
+    )
+    assert first.facts["engine"]["tree"]["tau"] >= 1
+    kept = cache / "first.safetensors"
+    kept.write_bytes(first.path.read_bytes())
+    again = train_medusa(folder, small_data, shape, still, prompts=0, target=target, start=kept)
+    torch.testing.assert_close(decoded(again.tensors())["rows"], rows, rtol=0.01, atol=1e-6)
+    learnt = train_medusa(folder, small_data, shape, moved, prompts=0, target=target, start=kept)
+    assert (decoded(learnt.tensors())["rows"] - rows).abs().max() > 1e-3
+    with pytest.raises(HeadMismatch, match="no 2 Medusa heads"):
+        train_medusa(folder, small_data, Shape(heads=2, rank=4), still, prompts=0, target=target, start=kept)

@@ -12,8 +12,9 @@ from workbench.training.heads.medusa import WEIGHT, MedusaHeads, MedusaLoss, Sha
 from workbench.training.heads.rows import Rows, targets
 
 
+@pytest.mark.parametrize("own_rows", [False, True])
 @pytest.mark.parametrize("name, share", [("kl", 0.0), ("ce", 0.0), ("hybrid", 0.9)])
-def test_a_head_answers_for_the_law_of_the_row_it_looks_at(name, share, lab):
+def test_a_head_answers_for_the_law_of_the_row_it_looks_at(name, share, own_rows, lab):
     engine = lab.make_engine("paged")
     decoder, source = engine.executor.decoder, lab.random_source()
     matrix = source.tensor("model.embed_tokens.weight")
@@ -24,10 +25,11 @@ def test_a_head_answers_for_the_law_of_the_row_it_looks_at(name, share, lab):
         conversation = Conversation(tuple(ids.tolist()), 2, True)
         rows.append(Rows.of(conversation, torch.randn(n, 64, generator=gen).bfloat16()))
     ids = torch.randperm(lab.VOCAB, generator=gen)
-    shape = Shape(heads=3, rank=8, vocab=40, loss=name)
-    model = MedusaHeads(shape, 64)
+    shape = Shape(heads=3, rank=8, vocab=40, loss=name, own_rows=own_rows)
+    model = MedusaHeads(shape, 64, rows=matrix[ids[:40]] if own_rows else None)
     with torch.no_grad():
-        model.up.normal_(generator=gen)
+        for parameter in (model.up, *([model.rows] if own_rows else [])):
+            parameter += torch.randn(parameter.shape, generator=gen) * 0.5
     loss = MedusaLoss(model, shape, decoder, matrix, ids, rows)
     value, tokens = loss([0, 1, 2], share)
     value.backward()
@@ -38,12 +40,13 @@ def test_a_head_answers_for_the_law_of_the_row_it_looks_at(name, share, lab):
     z = normed(decoder, torch.cat([r.stream for r in rows]))
     wanted, states = targets(rows, 3), model(z)
     law = (z.double() @ kept.T).softmax(-1)
+    said = [model.rows[k].double() if own_rows else kept for k in range(3)]
     total, weights, count = torch.zeros((), dtype=torch.float64), 0.0, 0
     for k in range(3):
         each = [
             loss_of(
                 name,
-                F.linear(states[i, k].double(), kept)[None],
+                F.linear(states[i, k].double(), said[k])[None],
                 torch.tensor([place[int(wanted[i, k])]]),
                 law[None, i + k + 1],
                 share,

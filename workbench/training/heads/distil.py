@@ -27,12 +27,15 @@ class _Summed(torch.autograd.Function):
         states: Tensor,
         targets: Tensor,
         matrix: Tensor,
+        own: Tensor | None,
         wanted: Tensor,
         weights: Tensor,
         name: LossName,
         share: float,
     ) -> Tensor:
         gradient = torch.zeros_like(states)
+        of_own = None if own is None else torch.zeros_like(own)
+        read = matrix if own is None else own.to(matrix.dtype)
         total = torch.zeros((), dtype=torch.float64)
         for begin in range(0, states.shape[1], ROWS):
             rows = slice(begin, begin + ROWS)
@@ -41,19 +44,24 @@ class _Summed(torch.autograd.Function):
                 weight = weights[step, rows]
                 if not bool(weight.any()):
                     continue
+                said = read if own is None else read[step]
                 with torch.enable_grad():
-                    logits = _logits(states[step, rows], matrix).requires_grad_()
+                    logits = _logits(states[step, rows], said).requires_grad_()
                     each = (loss_of(name, logits, wanted[rows], law, share) * weight).sum()
                 (back,) = torch.autograd.grad(each, logits)
-                gradient[step, rows] = (back.to(matrix.dtype) @ matrix).to(states.dtype)
+                back = back.to(matrix.dtype)
+                gradient[step, rows] = (back @ said).to(states.dtype)
+                if of_own is not None:
+                    of_own[step] += back.T @ states[step, rows].to(matrix.dtype)
                 total += each.detach().double()
-        ctx.save_for_backward(gradient)
+        ctx.save_for_backward(gradient, of_own)
         return total.to(states.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        (gradient,) = ctx.saved_tensors
-        return gradient * grad, None, None, None, None, None, None
+        gradient, of_own = ctx.saved_tensors
+        own = None if of_own is None else of_own * grad
+        return gradient * grad, None, None, own, None, None, None, None
 
 
 def _logits(states: Tensor, matrix: Tensor) -> Tensor:
@@ -68,12 +76,14 @@ def distilled(
     weights: Tensor,
     name: LossName,
     share: float,
+    own: Tensor | None = None,
 ) -> Tensor:
     """Σ over steps and rows of ``weights`` [J, N] times the loss ``name`` (:mod:`.losses`).
 
     ``states``: J of [N, H], as the vocabulary matrix takes them; ``targets`` [N, H]: the target's own, the
     same at every step, as a row has one law; ``matrix`` [V', H]: rows of the drafted tokens; ``wanted`` [N]:
-    places among them of the tokens that came, of weight 0 where there is none.
+    places among them of the tokens that came, of weight 0 where there is none; ``own`` [J, V', H]: rows of
+    the drafter's own at each step, which learn too (None: the target's, which stay).
     """
-    out: Tensor = _Summed.apply(torch.stack(list(states)), targets, matrix, wanted, weights, name, share)  # type: ignore[no-untyped-call]
+    out: Tensor = _Summed.apply(torch.stack(list(states)), targets, matrix, own, wanted, weights, name, share)  # type: ignore[no-untyped-call]
     return out

@@ -1,8 +1,8 @@
 """Training Medusa heads (arXiv 2401.10774, Medusa-1: the target stays as it is).
 
 Head k learns the law of the token k behind the next one, weighted 0.8^k, over the tokens that the model says
-often; its rows of the vocabulary matrix are the target's own and frozen. The form of a head, and why it is
-not the paper's, is told in :mod:`workbench.speculative.medusa`.
+often; its rows of the vocabulary matrix are the target's and frozen, or begin as those and learn with it.
+The form of a head is told in :mod:`workbench.speculative.medusa`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.models.coded_head import encoded
 from workbench.models.decoder import Decoder
 from workbench.models.source import Source
-from workbench.speculative.medusa import head_states
+from workbench.speculative.medusa import head_states, row_logits
 from workbench.training.heads.distil import distilled
 from workbench.training.heads.losses import LossName
 from workbench.training.heads.rows import Rows
@@ -27,12 +28,16 @@ WEIGHT = 0.8
 
 @dataclass(frozen=True)
 class Shape:
-    """``heads``; ``rank`` of each (0: half the model's width); ``vocab`` tokens that the loss is over."""
+    """``heads``; ``rank`` of each (0: half the model's width); ``vocab`` tokens that the loss is over.
+
+    ``own_rows``: each head has rows of its own for those tokens, and drafts no other.
+    """
 
     heads: int = 4
     rank: int = 0
     vocab: int = 4096
     loss: LossName = "kl"
+    own_rows: bool = False
 
     def width(self, hidden: int) -> int:
         """Rank of each, of a model so wide."""
@@ -40,19 +45,40 @@ class Shape:
 
 
 class MedusaHeads(nn.Module):
-    """``down`` [K, R, H] and ``up`` [K, H, R], which starts at zero: a new head says what the model says."""
+    """``down`` [K, R, H] and ``up`` [K, H, R], which starts at zero: a new head says what the model says.
 
-    def __init__(self, shape: Shape, hidden: int, seed: int = 0) -> None:
+    ``rows`` [K, V', H]: its own rows of the vocabulary, which begin as the model's (None: the model's).
+    """
+
+    def __init__(self, shape: Shape, hidden: int, seed: int = 0, rows: Tensor | None = None) -> None:
         super().__init__()
         rank = shape.width(hidden)
         generator = torch.Generator().manual_seed(seed)
         down = torch.randn(shape.heads, rank, hidden, generator=generator) / hidden**0.5
         self.down = nn.Parameter(down)
         self.up = nn.Parameter(torch.zeros(shape.heads, hidden, rank))
+        own = None if rows is None else nn.Parameter(rows.float().expand(shape.heads, -1, -1).clone())
+        self.register_parameter("rows", own)
 
     def forward(self, z: Tensor) -> Tensor:
         """States [n, K, H] that go to the vocabulary matrix, of ``z`` [n, H]."""
         return head_states(z, self.down, self.up)
+
+    def stored(self) -> dict[str, Tensor]:
+        """What a file holds: bfloat16, and eight bits for everything where heads have rows of their own."""
+        tensors = {name: p.detach() for name, p in self.named_parameters()}
+        return (
+            encoded(tensors)
+            if self.rows is not None
+            else {n: t.to(torch.bfloat16) for n, t in tensors.items()}
+        )
+
+    def logits(self, z: Tensor, matrix: Tensor) -> Tensor:
+        """[n, K, V'] of ``z`` [n, H], in the precision of the model's rows ``matrix`` [V', H]."""
+        states = self(z).to(matrix.dtype)
+        if self.rows is None:
+            return F.linear(states, matrix).to(z.dtype)
+        return row_logits(states, self.rows.to(matrix.dtype)).to(z.dtype)
 
 
 class MedusaLoss:
@@ -90,16 +116,20 @@ class MedusaLoss:
         states = self.model(z)
         laid = [before(states[:, k], k + 1) for k in heads]
         total = distilled(
-            laid, z, self.matrix, wanted.clamp_min(0), weights.to(z.dtype), self.shape.loss, share
+            laid,
+            z,
+            self.matrix,
+            wanted.clamp_min(0),
+            weights.to(z.dtype),
+            self.shape.loss,
+            share,
+            self.model.rows,
         )
         return total, int(counted.sum())
 
     def likeliest(self, z: Tensor, width: int) -> Tensor:
         """Tokens [n, K, width] that each head finds likeliest, of those that the loss is over."""
-        return self.kept[self._logits(self.model(z)).topk(width, -1).indices]
-
-    def _logits(self, states: Tensor) -> Tensor:
-        return F.linear(states.to(self.matrix.dtype), self.matrix).to(states.dtype)
+        return self.kept[self.model.logits(z, self.matrix).topk(min(width, len(self.kept)), -1).indices]
 
 
 def normed(decoder: Decoder, stream: Tensor) -> Tensor:

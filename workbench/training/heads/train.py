@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.models.coded_head import decoded
 from workbench.models.heads import HeadFile
 from workbench.models.progress import Cancel, Progress, report
 from workbench.training.heads.course import Course, Start, course
@@ -68,8 +69,10 @@ def train_medusa(
 
     def fits(head: HeadFile, target: Target) -> bool:
         hidden = target.source.config.hidden_size
-        found = head.tensors().get("down")
-        return found is not None and found.shape == (shape.heads, shape.width(hidden), hidden)
+        tensors = head.tensors()
+        found, rows = tensors.get("down"), tensors.get("rows")
+        same = found is not None and found.shape == (shape.heads, shape.width(hidden), hidden)
+        return same and (rows is None or (shape.own_rows and rows.shape[1] <= shape.vocab))
 
     with course(
         model,
@@ -90,17 +93,27 @@ def _train(way: Course, shape: Shape, prompts: int) -> HeadFile:
     shown = way.load((config.num_layers,), 0.55)
     trained, held = ([Rows.of(s.conversation, s.streams[0], s.begin) for s in side] for side in shown)
     ids = frequent((r.conversation for r in trained), config.vocab_size, VOCAB_LISTED)
-    heads = MedusaHeads(shape, config.hidden_size, way.run.schedule.seed)
+    matrix = vocabulary_matrix(target.source)
+    own = None
+    if shape.own_rows:
+        ids = ids[: shape.vocab]
+        own = matrix.index_select(0, ids.long())
+    heads = MedusaHeads(shape, config.hidden_size, way.run.schedule.seed, own)
     if way.before is not None:
-        begun = way.before.tensors()
-        heads.load_state_dict({name: begun[name].float() for name in ("down", "up")})
-    loss = MedusaLoss(heads, shape, target.decoder, vocabulary_matrix(target.source), ids, trained)
+        begun = decoded(way.before.tensors())
+        ids = begun["ids"] if "rows" in begun else ids
+        heads.load_state_dict(
+            {n: begun[n].float() for n in ("down", "up", "rows") if n in begun}, strict=False
+        )
+    loss = MedusaLoss(heads, shape, target.decoder, matrix, ids, trained)
 
     def look() -> dict[str, float]:
         found = rank(lambda s: _trained_candidates(loss, s), held[:LOOKED], shape.heads)
         return {f"top1_{k + 1}": round(a, 4) for k, a in enumerate(found.accuracy())}
 
     facts = {"heads": shape.heads, **way.optimise(heads, loss, trained, look, 0.55, 0.85)}
+    if own is not None:
+        facts["own_rows"] = len(own)
     return finish(way, heads, ids, held, facts, prompts)
 
 
@@ -109,18 +122,18 @@ def finish(
 ) -> HeadFile:
     """Count the tree on one half of the held-out conversations, run the engine on the other; the file."""
     half = max(1, len(held) // 2)
-    ranks = rank(lambda s: _candidates(way.target, heads, s), held[:half], heads.down.shape[0], way.cancel)
+    tensors = heads.stored()
+    heads.load_state_dict(decoded(tensors))  # what is measured is what is stored
+    listed = ids.long() if heads.rows is not None else None
+    ranks = rank(
+        lambda s: _candidates(way.target, heads, listed, s), held[:half], heads.down.shape[0], way.cancel
+    )
     paths, shares = ranks.paths()
     if not paths:  # nothing was ever right: draft one token all the same, and let the numbers say so
         paths, shares = [[0]], [0.0]
     report(way.progress, 0.91, "ranks measured")
     facts = {**facts, "paths": paths, "path_shares": shares, "held_out": _accuracies(ranks, half)}
-    tensors = {
-        "down": heads.down.detach().to(torch.bfloat16),
-        "up": heads.up.detach().to(torch.bfloat16),
-        "ids": ids,
-    }
-    return way.write(facts, tensors, RUNS, held[half:], prompts)
+    return way.write(facts, {**tensors, "ids": ids}, RUNS, held[half:], prompts)
 
 
 def _accuracies(ranks: Ranks, conversations: int) -> dict[str, Any]:
@@ -128,13 +141,17 @@ def _accuracies(ranks: Ranks, conversations: int) -> dict[str, Any]:
     return {"conversations": conversations, "rows": len(ranks.ranks), **accuracy}
 
 
-def _candidates(target: Target, heads: MedusaHeads, stream: Tensor) -> Tensor:
-    """Likeliest tokens [n, K, width] of the whole vocabulary, by the target's own head."""
+def _candidates(target: Target, heads: MedusaHeads, listed: Tensor | None, stream: Tensor) -> Tensor:
+    """Likeliest tokens [n, K, width]: of all, by the target's head, or of those ``listed``, by own rows."""
     with torch.inference_mode():
-        states = heads(normed(target.decoder, stream))
+        z = normed(target.decoder, stream)
+        if listed is not None:
+            best = heads.logits(z, target.decoder.weights.embed).topk(min(WIDTH, len(listed)), -1).indices
+            return listed[best]
+        states = heads(z)
         logits = target.decoder.logits(states.flatten(0, 1).to(target.decoder.weights.residual_dtype))
-        best: Tensor = logits.topk(min(WIDTH, logits.shape[-1]), -1).indices
-        return best.view(*states.shape[:2], -1)
+        found: Tensor = logits.topk(min(WIDTH, logits.shape[-1]), -1).indices
+        return found.view(*states.shape[:2], -1)
 
 
 def _trained_candidates(loss: MedusaLoss, stream: Tensor) -> Tensor:
