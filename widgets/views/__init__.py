@@ -22,6 +22,8 @@ VIEWS: dict[str, str] = {
     "acceptance": "How much of the draft is kept?",
     "draft_tree": "What was drafted, and why was this path kept?",
     "lengths": "How many drafted tokens does a round keep?",
+    "reliability": "Is the drafter as sure as it may be?",
+    "choices": "What do second choices of a draft tree add?",
     "round_time": "What does a round of speculation cost?",
     "speedup": "What does speculation gain, and what would it?",
     "latency": "How long until the next token?",
@@ -30,7 +32,9 @@ VIEWS: dict[str, str] = {
 }
 
 _SPECULATION = "workbench.widgets.spec_views"
-_ELSEWHERE = dict.fromkeys(("draft_tree", "lengths", "round_time", "speedup"), _SPECULATION)
+_ELSEWHERE = dict.fromkeys(
+    ("draft_tree", "lengths", "reliability", "choices", "round_time", "speedup"), _SPECULATION
+)
 
 
 def to_figure(view: str, *runs: Any, theme: Theme = "auto") -> Any:
