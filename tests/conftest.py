@@ -143,6 +143,15 @@ def _by_path(name: str) -> ModuleType:
     return module
 
 
+@pytest.fixture
+def inference() -> Iterator[None]:
+    """No autograd, as within an engine."""
+    import torch
+
+    with torch.inference_mode():
+        yield
+
+
 @pytest.fixture(scope="session")
 def lab() -> ModuleType:
     """Engines on random tiny models: ``lab.make_engine(...)``, ``lab.run_engine(...)``."""

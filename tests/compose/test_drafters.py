@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 import workbench
 from workbench.core.build import build_engine
@@ -30,6 +29,8 @@ from workbench.models.registry import open_source
 from workbench.models.tokenizer import load_tokenizer
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
+
+pytestmark = pytest.mark.usefixtures("inference")
 
 RULES = ("auto", "r2", "r3", "r4", "r5", "r6")
 FORMATS = (
@@ -93,12 +94,6 @@ PAIRS = [
     for i, drafter in enumerate(DRAFTERS)
     for j, codec in enumerate(FORMATS)
 ] + PROGRAMS
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,6 +21,8 @@ from workbench.engine.seams import AttentionShape, AttentionSpan
 from workbench.engine.sequence import Request
 from workbench.spec.errors import InvariantError
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 PAGE, HEADS, KV, DIM = 16, 4, 2, 8
 SHAPE = AttentionShape(HEADS, KV, DIM, PAGE)
 CPU = torch.device("cpu")
@@ -144,12 +146,6 @@ def test_a_block_that_leaves_its_page_is_refused() -> None:
 
 SMALL = 4
 USE = "quest:budget=32,dense_layers=0"  # eight pages of four
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Any:
-    with torch.inference_mode():
-        yield
 
 
 def engine(lab: ModuleType, *uses: str, **kwargs: Any) -> Engine:

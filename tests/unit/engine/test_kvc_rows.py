@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 CODECS = ["", "kv_fp8", "kv_int8", "kivi:residual=32,group=32"]
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
 
 
 def held(engine) -> int:

@@ -15,14 +15,10 @@ from workbench.engine.sequence import Request
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 CODECS = ["", "kv_fp8", "kv_int8", "kivi:residual=32,group=32"]
 PROMPT = [7, 3, 9, 1, 4, 8, 2, 6, 5, 40, 41, 42, 40, 41, 42, 33, 20, 21, 22, 23, 7, 3, 9]  # 23 tokens
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
 
 
 def start(engine, prompt, **sampling):

@@ -11,11 +11,7 @@ from workbench.engine.params import SamplingParams
 from workbench.engine.prefix import PrefixIndex
 from workbench.engine.sequence import Request
 
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 @pytest.fixture

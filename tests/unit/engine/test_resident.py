@@ -12,13 +12,9 @@ from workbench.engine.sequence import Request
 from workbench.engine.store import PageStore
 from workbench.spec.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 CODECS = ["kv_fp8", "kv_int8", "kv_fp4", "kivi:residual=32", "xquant:residual=32,schedule=paper,km=1,vm=1"]
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
 
 
 def engine_of(lab, decoded: str, *uses: str, page: int = 32, **kwargs):

@@ -16,13 +16,9 @@ from workbench.engine.snapshot import kept_snapshot
 from workbench.spec.errors import RequestError
 from workbench.spec.technique import TechniqueSpec
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 PAGE = 4
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 from workbench.core import kv_groups
 from workbench.engine.engine import Engine
@@ -16,6 +15,8 @@ from workbench.engine.sequence import Request
 from workbench.engine.snapshot import page_snapshot
 from workbench.spec.errors import CapacityError
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 PAGE, WINDOW = 4, 24
 KIVI = "kivi:residual=32,group=32"
 KV = ("kv_payload", "kv_meta", "fragmentation", "kv_cached", "kv_free")
@@ -23,12 +24,6 @@ TYPES = {
     "uneven": ["sliding_attention"] * 3 + ["full_attention"] + ["sliding_attention"] * 2 + ["full_attention"],
     "mostly": ["sliding_attention"] * 5 + ["full_attention"],
 }
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture

@@ -10,11 +10,7 @@ import torch
 from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
 
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 def row(*values: float) -> torch.Tensor:

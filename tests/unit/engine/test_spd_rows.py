@@ -14,13 +14,9 @@ from workbench.engine.sequence import Request
 from workbench.spec.errors import InvariantError
 from workbench.speculative.stats import acceptance
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 EOS = 2
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
 import pytest
-import torch
 from torch import Tensor
 
 from workbench.engine.draft_seams import DraftContext, DraftTree
@@ -14,11 +13,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.split_runner import PeekingDrafter, SplitRunner
 from workbench.speculative.verify import ExactVerify
 
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 class Watcher:

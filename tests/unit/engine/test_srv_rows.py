@@ -11,11 +11,7 @@ from workbench.engine.params import SamplingParams
 from workbench.engine.sequence import Request
 from workbench.spec.errors import CapacityError, DuplicateRequest, EmptyPrompt, PromptTooLong
 
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 @pytest.fixture

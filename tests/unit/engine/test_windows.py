@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
-import torch
 
 from workbench.engine.pages import NULL_PAGE
 from workbench.engine.params import SamplingParams
@@ -14,14 +13,10 @@ from workbench.engine.sequence import Request
 from workbench.engine.snapshot import page_snapshot
 from workbench.engine.windows import Windows
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 PAGE = 4
 WINDOW = 24  # of the random Gemma; its second KV group
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture

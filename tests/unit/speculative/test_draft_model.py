@@ -17,14 +17,10 @@ from workbench.spec.errors import HeadMismatch, PlanError
 from workbench.speculative.distilled import distilled_decoder
 from workbench.training.heads.pruned import layer_tensors
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 PAGE = 4
 CUT = "draft_model:k=3,layers=1"
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture

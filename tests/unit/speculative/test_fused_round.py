@@ -27,17 +27,13 @@ from workbench.spec.recipe import Recipe
 from workbench.speculative.fused.accept import SENTINEL
 from workbench.speculative.fused.program import FusedRound
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 EAGLE, MTP = ("tiny", "eagle3:depth=3"), ("tiny-mtp", "mtp:k=3")
 MODEL, LIKELIEST = ("tiny", "draft_model:k=3,layers=2"), ("tiny", "eagle3:depth=4,draws=false,vocab=0")
 GREEDY: dict[str, Any] = {}
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 5}
 PROMPTS = [[(7 * i * i + 3 * i * j + j) % 500 + 5 for i in range(4 + 11 * j)] for j in range(5)]
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
 
 
 @cache

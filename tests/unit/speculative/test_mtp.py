@@ -29,6 +29,8 @@ from workbench.spec.recipe import Recipe
 from workbench.training.mtp.export import write_weights
 from workbench.training.mtp.model import MTPModel, joint_loss, recursive_loss
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 PAGE = 4
 TOY = LlamaConfig(
     vocab_size=50,
@@ -43,12 +45,6 @@ TOY = LlamaConfig(
     max_position_embeddings=256,
 )
 PROMPTS = [[(3 * i + j * j) % 50 for i in range(5 + 9 * j)] for j in range(4)]
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
 
 
 def random_model(modules: int) -> MTPModel:
@@ -345,6 +341,29 @@ def test_a_cached_prefix_is_not_fed_again(toy, monkeypatch):
     monkeypatch.setattr(FeatureRunner, "_span", counted)
     generate(engine, [PROMPTS[3]])
     assert min(fed) >= len(PROMPTS[3]) - 1 - PAGE
+
+
+@pytest.mark.parametrize("index", ["prefix_cache", "radix_cache"])
+@pytest.mark.parametrize("modules", [1, 3])
+def test_drafts_behind_a_cached_prefix_are_those_without_it(toy, three, modules, index):
+    """What the model and the modules came out with at the row before comes with the page."""
+    folder = (toy if modules == 1 else three)[0]
+
+    def engine():
+        return make_engine(folder, index, "mtp:k=4")
+
+    warm = engine()
+    said, _ = generate(warm, [PROMPTS[2]], max_tokens=24)
+    for n in range(34, 38):
+        prompt = [*(PROMPTS[2] + said["r0.0"])[:n], 7, 7, 7]
+        held = warm.kv.nbytes(())["kv_meta"]
+        found, drafts = generate(warm, [prompt])
+        expected, cold = generate(engine(), [prompt])
+        assert found == expected and drafts == cold
+    states = modules + 1 if modules > 1 else 1
+    assert held and held % (states * TOY.hidden_size * 8) == 0
+    warm.kv.forget_prefixes()
+    assert not warm.kv.nbytes(())["kv_meta"]
 
 
 def test_a_model_without_a_module_is_told_so(lab: ModuleType):

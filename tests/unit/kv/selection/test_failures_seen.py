@@ -19,15 +19,11 @@ from workbench.kv.plain import PlainCodec
 from workbench.models.rope import RopeTable, apply_rope
 from workbench.models.rope_spec import RopeSpec
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 IDS = [i for i in catalog.MODULES if catalog.get(i).spec.seam == "kv_selector"]
 ops = pytest.mark.parametrize("op", [TorchPages(), PinnedAttention()], ids=lambda o: o.name)
 HEADS, DIM, PAGE = 2, 8, 4
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Any:
-    with torch.inference_mode():
-        yield
 
 
 @ops

@@ -17,17 +17,13 @@ from workbench.engine.sequence import Request
 from workbench.spec.plan import EngineLimits
 from workbench.spec.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 PAGE = 4
 IDS = [i for i in catalog.MODULES if catalog.get(i).spec.seam == "kv_selector"]
 each = pytest.mark.parametrize("id", IDS)
 # Prompts of a test are short: a window of 64 would be all of them.
 SMALL = {"snapkv": "recent=8", "expected_attention": "future=16", "h2o": "interval=3"}
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Any:
-    with torch.inference_mode():
-        yield
 
 
 def use(id: str, **options: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -15,11 +14,7 @@ from workbench.speculative.placement.messages import ROOT, Close, DraftSync, Tai
 from workbench.speculative.placement.tree_kv import TreeKV
 from workbench.speculative.placement.worker import DraftWorker, Growth
 
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 @pytest.fixture

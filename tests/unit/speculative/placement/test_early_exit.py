@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -18,11 +17,7 @@ from workbench.speculative.placement.mirror import MirrorDrafter
 from workbench.speculative.placement.tree_kv import TreeKV
 from workbench.speculative.verify import ExactVerify
 
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 def run(lab: ModuleType, layers: int, kappa: int) -> tuple[float, list[int]]:

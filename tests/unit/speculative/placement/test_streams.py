@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -26,13 +25,9 @@ from workbench.speculative.placement.streams import (
 )
 from workbench.speculative.placement.tree_kv import TreeKV
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 PROMPT = [7, 3, 11, 2, 5, 17, 4, 9]
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture

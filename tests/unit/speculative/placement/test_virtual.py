@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from types import ModuleType
 
 import pytest
-import torch
 
 from workbench.engine.engine import Engine
 from workbench.engine.params import SamplingParams
@@ -21,13 +20,9 @@ from workbench.speculative.placement.virtual import Latencies, Simulated, Virtua
 from workbench.speculative.placement.worker import DraftWorker, Growth
 from workbench.speculative.verify import ExactVerify
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 STEP = 0.010
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def plain(lab: ModuleType, prompts: list[list[int]], **params: object) -> list[list[int]]:
