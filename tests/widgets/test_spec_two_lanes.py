@@ -26,7 +26,7 @@ MEASURED = Trace(
         Span("target", 0.012, 0.030, "plain", 1),
     ),
     (Sent(0.010, 0.010, "draft", "verdict"), Sent(0.006, 0.007, "target", "drafts")),
-    (Round(0.010, 4, 2, 3, True),),
+    (Round(0.010, 4, 2, 3, True, 2),),
     plain=1,
 )
 
@@ -49,12 +49,16 @@ def test_work_bubbles_messages_and_verdicts_are_the_records() -> None:
     assert any("1 ms on its way" in b.words for b in sent)
     (hit,) = boxes(view, "hit")
     assert (hit.lane, hit.end, hit.label) == (3, 10.0, "3") and "2 of 4 kept" in hit.words
+    assert hit.words.endswith("foreseen; tree of age 2")
     assert not boxes(view, "miss")
     assert MEASURED.busy("draft") == pytest.approx(0.006 / 0.040)
     assert MEASURED.hidden() == 1.0 and MEASURED.wasted == pytest.approx((8 - 2) / 4)
     for theme in ("auto", "light", "dark"):
         assert view.figure(theme).layout.title.text == lanes.title  # type: ignore[arg-type]
     assert {r["tag"] for r in view.table().to_dicts()} == {"measured"}
+    older = replace(MEASURED, rounds=(*MEASURED.rounds, Round(0.02, 4, 0, 1, False, 3)))
+    told = {r[""]: r["value"] for r in TwoLanes(older).table().to_dicts()}
+    assert (told["age of the tree at a verdict, mean"], told["oldest tree"]) == (2.5, 3)
 
 
 def test_a_long_record_is_cut_at_verdicts_and_says_what_is_left_out() -> None:
@@ -77,7 +81,7 @@ def test_a_long_record_is_cut_at_verdicts_and_says_what_is_left_out() -> None:
     assert len(view.figure().layout.sliders[0].steps) == 2
     rows = {r[""]: r for r in view.table().to_dicts()}
     assert rows["outcomes foreseen"]["value"] == pytest.approx(13 / 20)
-    assert {r["tag"] for r in rows.values()} == {"simulated"}
+    assert {r["tag"] for r in rows.values()} == {"simulated"} and "oldest tree" not in rows
 
 
 def test_nothing_to_draw_is_said() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from workbench.spec.errors import OptionError
@@ -90,6 +91,7 @@ class TwoLanes:
             ("drafter at work", t.busy("draft"), "of the time"),
             ("drafting hidden behind the target", t.hidden(), "of drafting"),
             ("outcomes foreseen", t.hit_rate, "of rounds"),
+            *self._ages(),
             ("drafted in vain", t.wasted, "nodes a token"),
             ("messages", len(t.sent), ""),
         ]
@@ -101,6 +103,14 @@ class TwoLanes:
         )
 
     # -- inside -----------------------------------------------------------------------------------------
+
+    def _ages(self) -> list[tuple[str, float, str]]:
+        """How long a tree lives; nothing where none outlives its round."""
+        ages = self.trace.ages
+        if not ages:
+            return []
+        unit = "verdicts since it began"
+        return [("age of the tree at a verdict, mean", fmean(ages), unit), ("oldest tree", max(ages), unit)]
 
     def _windows(self) -> Iterator[tuple[float, float]]:
         """From verdict to verdict, ``rounds`` at a time; a record without rounds in one piece."""
@@ -147,6 +157,8 @@ class TwoLanes:
         words = f"round {number}: {r.accepted} of {r.drafted} kept, {r.emitted} tokens"
         if r.hit is not None:
             words += ", foreseen" if r.hit else ", not foreseen"
+        if r.age is not None:
+            words += f"; tree of age {r.age}"
         kind = "hit" if r.hit else "miss"
         a, b = 1e3 * (began - start), 1e3 * (r.verdict - start)
         return [Box(3, a, b, kind, str(r.emitted), words)] if r.hit is not None else []

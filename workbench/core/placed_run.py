@@ -18,7 +18,7 @@ from workbench.engine.split_runner import PeekingDrafter, SplitRunner
 from workbench.spec.events import RequestEvent, StepEvent
 from workbench.speculative.placement.messages import Candidates, TailStream, Worked
 from workbench.speculative.placement.process_link import ProcessLink, pinned_cores
-from workbench.speculative.placement.remote import RemoteDrafter
+from workbench.speculative.placement.remote import RemoteDrafter, Told
 from workbench.speculative.placement.trace import Round, Sent, Span, Trace, work_of
 from workbench.speculative.verify import ExactVerify
 
@@ -29,8 +29,8 @@ _WORDS = {"VerifyCommit": "verdict", "Candidates": "candidates", "TailStream": "
 class TwoPlaces:
     """What a run did: steps and events, and both sides at work by the system's monotonic clock (seconds).
 
-    ``outcomes``: of each draft that was judged, in order, whether what came next was there; ``traffic``: when
-    messages were sent and taken. ``start`` is when the last prompt had been read.
+    ``outcomes``: of each draft that was judged, in order, whether what came next was there, and how old the
+    tree; ``traffic``: when messages were sent and taken. ``start`` is when the last prompt had been read.
     """
 
     steps: tuple[StepEvent, ...]
@@ -39,7 +39,7 @@ class TwoPlaces:
     draft: tuple[Worked, ...]
     start: float
     end: float
-    outcomes: tuple[bool, ...] = ()
+    outcomes: tuple[Told, ...] = ()
     traffic: tuple[tuple[float, str], ...] = ()
 
     @property
@@ -73,7 +73,7 @@ class TwoPlaces:
                 spans.append(Span("target", start, look, "early", step.rows))
                 spans.append(Span("target", look, end, "late", step.rows))
             made = [
-                Round(end, len(d.tokens), len(d.accepted), d.emitted, next(outcomes, None))
+                Round(end, len(d.tokens), len(d.accepted), d.emitted, *next(outcomes, (None, None)))
                 for d in step.drafts
             ]
             rounds += made

@@ -12,6 +12,7 @@ from workbench.core.placed_numbers import BASE, STREAMED, Turned, numbers, turne
 from workbench.core.placed_run import TwoPlaces
 from workbench.spec.events import DraftRecord, RequestEvent, StepEvent, TokenInfo
 from workbench.speculative.placement.messages import Worked
+from workbench.speculative.placement.remote import Told
 
 SIZES = {"k": 2, "kappa": 3, "width": 3, "top": 2, "window": 2}
 PLAIN = Turned((1, 2, 3), 10, 1.0, 0, 0, 0, ((1, 50.0), (1, 60.0), (1, 70.0)), ())
@@ -85,7 +86,7 @@ def test_a_record_is_counted_behind_its_prompt() -> None:
         (Worked(0.5, 1.25, 3, 4), Worked(1.75, 2.25, 2, 1)),
         1.0,
         2.5,
-        (True,),
+        (Told(True, 3),),
         ((0.9, "DraftSync"), (1.2, "Candidates"), (1.5, "VerifyCommit"), (1.9, "TailStream")),
     )
     trace = done.trace("two places")
@@ -94,7 +95,7 @@ def test_a_record_is_counted_behind_its_prompt() -> None:
     assert [s.end for s in target] == pytest.approx([0.2, 0.5, 1.0])
     assert [s.what for s in trace.sent] == ["candidates", "verdict", "drafts"]
     assert [(s.to) for s in trace.sent] == ["draft", "draft", "target"]
-    assert trace.emitted == 3 and trace.plain == 1 and trace.hit_rate == 1.0
+    assert trace.emitted == 3 and trace.plain == 1 and trace.hit_rate == 1.0 and trace.ages == (3,)
     assert trace.wasted == pytest.approx((5 - 1) / 3)
     assert trace.wall == 1.0 and trace.hidden() == 1.0 and trace.busy("draft") == pytest.approx(0.5)
     assert trace.waits("draft") == [pytest.approx((0.25, 0.75))] and trace.waits("target") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -35,6 +36,11 @@ def test_swiftspec_on_a_virtual_clock_gains_what_was_kept(session: Session) -> N
     assert trace.wall < len(plain.token_ids) * SLOW.target and (trace.hidden() or 0) > 0.5
     again = simulate_swiftspec(session, TEXT, SLOW, layers=range(5), tokens=16)
     assert again == trace
+    # A tree ages by every verdict that it foresees, and starts anew behind any other.
+    assert "plain" not in [s.work for s in steps][1:-1] and trace.ages == tuple(r.age for r in trace.rounds)
+    for before, after in pairwise(trace.rounds):
+        assert after.age == ((before.age or 0) + 1 if before.hit else 0)
+    assert 0 < sum(trace.ages) / len(trace.ages) < max(trace.ages)
 
 
 def test_mirror_on_a_virtual_clock_has_two_rendezvous_a_round(session: Session) -> None:
@@ -45,6 +51,7 @@ def test_mirror_on_a_virtual_clock_has_two_rendezvous_a_round(session: Session) 
     assert all(s.end - s.start == pytest.approx(SLOW.target * 2 / 3) for s in early)
     assert len([s for s in trace.sent if s.what == "candidates"]) == len(trace.rounds)
     assert trace.hit_rate is not None and (trace.wasted or 0) > 0
+    assert not trace.ages  # branches are made for one verdict
 
 
 def test_more_candidates_foresee_no_less(session: Session) -> None:

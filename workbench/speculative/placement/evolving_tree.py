@@ -48,7 +48,7 @@ class Rerooted:
 
 @dataclass
 class TreeStats:
-    """Counts over the life of a tree. ``age``: verdicts since it last started anew; ``ages``: their sum."""
+    """Counts over the life of a tree. ``age``: verdicts since it last started anew."""
 
     rounds: int = 0
     hits: int = 0
@@ -56,18 +56,6 @@ class TreeStats:
     evicted: int = 0
     dropped: int = 0
     age: int = 0
-    oldest: int = 0
-    ages: int = 0
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of verdicts whose newest token was in the tree; None before the first."""
-        return self.hits / self.rounds if self.rounds else None
-
-    @property
-    def mean_age(self) -> float | None:
-        """Mean age found by a verdict, in verdicts."""
-        return self.ages / self.rounds if self.rounds else None
 
 
 class EvolvingTree:
@@ -213,12 +201,10 @@ class EvolvingTree:
         gone = [n for n in self.nodes if n not in kept and n not in path]
         self.freed += [s for n in gone if (s := self.nodes[n].slot) is not None]
         stats = self.stats
-        stats.ages += stats.age
         stats.rounds += 1
         stats.hits += hit
         stats.dropped += len(gone)
         stats.age = stats.age + 1 if hit else 0
-        stats.oldest = max(stats.oldest, stats.age)
         if hit:
             new = self.nodes[path[-1]]
             self._origin, self.below = new.value, new.below

@@ -19,6 +19,7 @@ from workbench.speculative.placement.early_exit import ExitAdapter, Leave, adapt
 from workbench.speculative.placement.messages import Candidates, TailStream
 from workbench.speculative.placement.mirror_worker import Windows
 from workbench.speculative.placement.placed import Place, PlacedDrafter
+from workbench.speculative.placement.remote import Told
 from workbench.speculative.placement.tails import TailBook
 
 
@@ -121,6 +122,6 @@ class MirrorTarget(PlacedDrafter):
         self.reused += tail.reused
         gained = self._last.pop(book.stream, None)
         if gained is not None:
-            self._outcomes.append(tail.reused)
+            self._outcomes.append(Told(tail.reused))
             self.tries[gained - 1] += 1
             self.hits[gained - 1] += tail.reused

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.speculative.placement.messages import Close, Message, TailStream
@@ -19,6 +19,14 @@ from workbench.speculative.placement.tails import TailBook
 
 KEPT = 1 << 12
 """Outcomes that are kept until somebody asks."""
+
+
+class Told(NamedTuple):
+    """Of a verdict: whether what came next was there. ``age``: verdicts that the tree had outlived before it
+    since it last started anew; None where none lives on."""
+
+    hit: bool
+    age: int | None = None
 
 
 class Link(Protocol):
@@ -74,7 +82,7 @@ class RemoteDrafter:
         self._vocab = vocab
         self._by_stream: dict[int, TailBook] = {}
         self._drafted: set[int] = set()  # sequences that have a draft in the step that runs
-        self._outcomes: deque[bool] = deque(maxlen=KEPT)
+        self._outcomes: deque[Told] = deque(maxlen=KEPT)
         self._numbers: Iterator[int] = itertools.count(1)
         self._told = False
         self._silent = False  # it was waited for in vain, and not heard of since
@@ -102,14 +110,15 @@ class RemoteDrafter:
         drafter."""
         self._receive(0.0)
         book = self.books[seq]
-        hits = book.tree.stats.hits
+        hits, age = book.tree.stats.hits, book.tree.stats.age
         self._link.send(book.commit(tokens))
         if seq in self._drafted:
             self._drafted.discard(seq)
-            self._outcomes.append(book.tree.stats.hits > hits)
+            self._outcomes.append(Told(book.tree.stats.hits > hits, age))
 
-    def told(self) -> list[bool]:
-        """Of each verdict on a draft since this was last asked: whether its newest token was in the tree."""
+    def told(self) -> list[Told]:
+        """Of each verdict on a draft since this was last asked: whether its newest token was in the tree, and
+        the age of that."""
         out = list(self._outcomes)
         self._outcomes.clear()
         return out

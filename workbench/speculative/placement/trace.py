@@ -42,13 +42,14 @@ class Sent:
 @dataclass(frozen=True)
 class Round:
     """A verified draft: ``verdict`` is when it was known. ``hit``: what was made ahead served what came next,
-    None where nobody can say."""
+    None where nobody can say. ``age``: verdicts that the tree had outlived, None where none lives on."""
 
     verdict: float
     drafted: int
     accepted: int
     emitted: int
     hit: bool | None
+    age: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ class Trace:
         """Share of rounds whose outcome was foreseen; None where none was judged."""
         told = [r.hit for r in self.rounds if r.hit is not None]
         return sum(told) / len(told) if told else None
+
+    @property
+    def ages(self) -> tuple[int, ...]:
+        """Of each verdict on a tree that lives on: earlier ones since it last started anew."""
+        return tuple(r.age for r in self.rounds if r.age is not None)
 
     @property
     def wasted(self) -> float | None:
@@ -132,7 +138,7 @@ def of_simulated(done: Simulated, title: str, link: float = 0.0) -> Trace:
         sent += [Sent(busy.end, busy.end + link, "draft", "verdict")] * bool(step.decode)
         gained = sum(len(e.tokens) for e in done.events if e.step == step.step)
         made = [
-            Round(busy.end, len(d.tokens), len(d.accepted), d.emitted, next(outcomes, None))
+            Round(busy.end, len(d.tokens), len(d.accepted), d.emitted, *next(outcomes, (None, None)))
             for d in step.drafts
         ]
         rounds += made

@@ -18,7 +18,7 @@ from workbench.engine.executor import Executor, Prepared, StepOutput
 from workbench.spec.errors import OptionError
 from workbench.spec.events import RequestEvent, StepEvent
 from workbench.speculative.placement.messages import DraftSync, Message
-from workbench.speculative.placement.remote import RemoteDrafter
+from workbench.speculative.placement.remote import RemoteDrafter, Told
 from workbench.speculative.placement.worker import DraftWorker
 
 Side = Literal["target", "draft"]
@@ -52,14 +52,15 @@ class Busy:
 class Simulated:
     """What a run on the virtual clock did; ``kind`` travels with every number.
 
-    ``outcomes``: of each verified draft, in order, whether the newest token was in the target's tree.
+    ``outcomes``: of each verified draft, in order, whether the newest token was in the target's tree, and how
+    old that was.
     """
 
     kind: Literal["simulated"] = "simulated"
     busy: list[Busy] = field(default_factory=list)
     steps: list[StepEvent] = field(default_factory=list)
     events: list[RequestEvent] = field(default_factory=list)
-    outcomes: list[bool] = field(default_factory=list)
+    outcomes: list[Told] = field(default_factory=list)
     waited: float = 0.0
     wall: float = 0.0
 
