@@ -6,16 +6,14 @@ its paper. A technique that cannot be switched on is greyed and says what to do 
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets as w
 
 from workbench.spec.recipe import Recipe
-from workbench.spec.technique import Scalar
 from workbench.widgets import alike
-from workbench.widgets.options import OptionControl
+from workbench.widgets.row import Row, Switch
 
 FAMILIES = {
     "engine": "Engine", "attention": "Attention", "kv": "KV cache", "speculative": "Drafting",
@@ -24,55 +22,6 @@ FAMILIES = {
 SEAMS = {"kv_codec": "KV format", "kv_selector": "KV selection", "kv_storage": "KV at rest"}
 """Seams of a family too large for one heading: of each, one technique is on at a time."""
 _OWN = "own recipe"
-Switch = Callable[[str, bool, dict[str, Scalar]], None]
-
-
-class Row:
-    """One technique."""
-
-    def __init__(self, technique: Any, switch: Switch) -> None:
-        spec = technique.spec
-        self.id, self.spec, self._switch = spec.id, spec, switch
-        self.on = w.Checkbox(value=False, description=spec.title, indent=False, tooltip=spec.summary)
-        self.on.observe(lambda change: switch(self.id, bool(change["new"]), {}), "value")
-        badge = w.HTML(
-            f'<span class="iwb-badge iwb-badge-{spec.kind}">{html.escape(spec.kind)}</span>',
-            layout=alike.layout(), style=alike.style(w.HTML),
-        )  # fmt: skip
-        self.options = {o.name: OptionControl(o, self._setter(o.name)) for o in technique.options}
-        self.gear = w.ToggleButton(value=False, icon="gear", tooltip=f"Options of {spec.title}")
-        self.gear.observe(self._unfold, "value")
-        self.gear.add_class("iwb-gear")
-        parts = [self.on, badge, *([self.gear] if self.options else []), *_paper(spec)]
-        head = w.HBox(parts, layout=alike.layout())
-        head.add_class("iwb-row")
-        self.remedy = w.Label("", layout={"display": "none"}, style=alike.style(w.Label))
-        self.remedy.add_class("iwb-remedy")
-        self.box = w.VBox([o.widget for o in self.options.values()], layout={"display": "none"})
-        self.box.add_class("iwb-options")
-        self.widget = w.VBox([head, self.remedy, self.box])
-        self.widget.add_class("iwb-technique")
-
-    def show(self, recipe: Recipe, remedy: str, aloud: bool = True) -> None:
-        """Show whether it is on, its options, and what stands against it, unless its heading says that."""
-        use = recipe.get(self.id)
-        if self.on.value != (use is not None):
-            self.on.value = use is not None
-        given = dict(use.options) if use is not None else {}
-        for name, control in self.options.items():
-            control.set(given.get(name, control.option.default))
-            control.enable(not remedy)
-        if self.on.disabled != bool(remedy):
-            self.on.disabled = bool(remedy)
-            (self.widget.add_class if remedy else self.widget.remove_class)("iwb-off-limits")
-        self.remedy.value = remedy
-        self.remedy.layout.display = None if remedy and aloud else "none"
-
-    def _setter(self, option: str) -> Callable[[Scalar], None]:
-        return lambda value: self._switch(self.id, True, {option: value})
-
-    def _unfold(self, change: Mapping[str, Any]) -> None:
-        self.box.layout.display = None if change["new"] else "none"
 
 
 class Controls:
@@ -95,18 +44,18 @@ class Controls:
         self.redo.on_click(lambda _: undo(True))
         self._presets = dict(presets)
         self._apply = apply
-        self.preset = w.Dropdown(options=[_OWN, *presets], value=_OWN, layout={"width": "100%"})
-        self.preset.add_class("iwb-preset")
-        self.preset.tooltip = "A recipe to start from"
+        self.preset = w.Dropdown(
+            options=[_OWN, *presets], value=_OWN, layout={"width": "100%"},
+            tooltip="A recipe to start from", _dom_classes=("iwb-preset",),
+        )  # fmt: skip
         self.preset.observe(self._chosen, "value")
         self.search = w.Text(
             placeholder="search techniques", continuous_update=True, layout={"width": "100%"}
         )
         self.search.observe(self._filter, "value")
-        buttons = w.HBox([self.undo, self.redo])
-        buttons.add_class("iwb-bar-buttons")
-        self.widget = w.VBox([head, self.preset, buttons, self.search, *self._families()])
-        self.widget.add_class("iwb-controls")
+        buttons = w.HBox([self.undo, self.redo], layout=alike.layout(), _dom_classes=("iwb-bar-buttons",))
+        parts = [head, self.preset, buttons, self.search, *self._families()]
+        self.widget = w.VBox(parts, layout=alike.layout(), _dom_classes=("iwb-controls",))
 
     def show(self, recipe: Recipe, remedies: Mapping[str, str], can_undo: bool, can_redo: bool) -> None:
         """Show a recipe."""
@@ -136,10 +85,12 @@ class Controls:
         self._heads: dict[str, Any] = {}
         self._notes: dict[str, Any] = {}  # what stands against several rows, said once
         for heading in dict.fromkeys(_heading(r.spec) for r in self.rows.values()):
-            head = self._heads[heading] = w.Label(heading, layout={})
-            head.add_class("iwb-family")
-            note = self._notes[heading] = w.Label("", layout={"display": "none"}, style=alike.style(w.Label))
-            note.add_class("iwb-remedy")
+            head = self._heads[heading] = w.Label(
+                heading, layout={}, style=alike.style(w.Label), _dom_classes=("iwb-family",)
+            )
+            note = self._notes[heading] = w.Label(
+                "", layout={"display": "none"}, style=alike.style(w.Label), _dom_classes=("iwb-remedy",)
+            )
             out += [head, note, *(r.widget for r in self.rows.values() if _heading(r.spec) == heading)]
         return out
 
@@ -160,17 +111,3 @@ class Controls:
 
 def _heading(spec: Any) -> str:
     return SEAMS.get(spec.seam) or FAMILIES.get(spec.family) or str(spec.family)
-
-
-def _paper(spec: Any) -> list[Any]:
-    if not spec.paper.startswith("https://"):
-        return []
-    title = html.escape(spec.title, quote=True)
-    address = html.escape(spec.paper, quote=True)
-    link = (
-        f'<a class="iwb-paper" href="{address}" target="_blank" rel="noopener noreferrer" '
-        f'aria-label="source of {title}">paper</a>'
-    )
-    shown = w.HTML(link, layout=alike.layout(), style=alike.style(w.HTML))
-    shown.add_class("iwb-link")
-    return [shown]

@@ -7,7 +7,7 @@ from typing import Any
 
 import ipywidgets as w
 
-from workbench.widgets import clean, snapshot, where
+from workbench.widgets import alike, clean, snapshot, where
 from workbench.widgets.clicks import Clicks
 from workbench.widgets.controller import Controller
 from workbench.widgets.controls import Controls
@@ -27,7 +27,17 @@ class Gui:
         clicks: Clicks,
     ) -> None:
         self._controller = controller
-        self.head = Head(clicks.act)
+        self._tables: object = None  # of each part, what it was last made from
+        self._inputs: object = None
+        self._menus: object = None
+        self._pages: Any = None
+        self._drafts: object = None
+        # What is drawn by scripts of our own comes first, and with its picture: a message that arrives before
+        # a front end has read the script waits for it two seconds and is dropped.
+        with controller.lock:
+            traits = self._picture()
+            self.head = Head(clicks.act, where=self._where())
+        self.live = Live(clicks.act, **traits)
         self.controls = Controls(
             techniques,
             self.head,
@@ -36,16 +46,8 @@ class Gui:
             apply=clicks.choose,
             undo=clicks.undo,
         )
-        self.live = Live(clicks.act)
-        grid = w.Box([self.controls.widget, self.live])
-        grid.add_class("iwb-grid")
-        self.widget = w.Box([grid])
-        self.widget.add_class("iwb-root")
-        self._tables: object = None
-        self._inputs: object = None
-        self._menus: object = None
-        self._pages: Any = None
-        self._drafts: object = None
+        grid = w.Box([self.controls.widget, self.live], layout=alike.layout(), _dom_classes=("iwb-grid",))
+        self.widget = w.Box([grid], layout=alike.layout(), _dom_classes=("iwb-root",))
         self.show()
 
     def show(self) -> None:
@@ -57,35 +59,48 @@ class Gui:
             self.controls.show(
                 c.recipe, remedies, c.recipes.back() is not None, c.recipes.ahead() is not None
             )
-            traits: dict[str, Any] = {
-                "status": snapshot.status(c),
-                "text": {"run": c.live.submitted if c.live is not None else 0, "pieces": snapshot.text(c)},
-                "meters": snapshot.meters(c),
-            }
-            inputs = (c.state.prompt, c.state.chat, tuple(sorted(c.state.sampling.items())), c.session)
-            if inputs != self._inputs:
-                self._inputs = inputs
-                traits["inputs"] = snapshot.inputs(c)
-            opening = c.opening.message or "reading the checkpoint" if c.opening is not None else ""
-            if c.live is not None and c.live.pages is not self._pages:
-                self._pages = c.live.pages
-                traits["pages"] = pages.drawn(self._pages, c.live.changes) if self._pages is not None else {}
-            drafts = (c.live, len(c.live.steps)) if c.live is not None else None
-            if drafts != self._drafts and c.live is not None:
-                self._drafts = drafts
-                traits["drafts"] = clean.plain(c.live.drafts_tab())
-            menus = (c.session, c.session.plan.page_size, tuple(c.wanted.items()), opening)
-            if menus != self._menus:
-                self._menus = menus
-                self.head.where = where.menus(c.session.plan, c.wanted, opening)
-            latest = c.history[-1].id if c.history else ""
-            shown = (c.state, latest, c.pinned.id if c.pinned else "")
-            if shown != self._tables:
-                self._tables = shown
-                traits["tables"] = snapshot.tables(c)
+            traits, menus = self._picture(), self._where()
+        if menus:
+            self.head.where = menus
         with self.live.hold_sync():
             for name, value in traits.items():
                 setattr(self.live, name, value)
+
+    def _picture(self) -> dict[str, Any]:
+        """What changed of the live region, by trait. The controller's lock is held."""
+        c = self._controller
+        traits: dict[str, Any] = {
+            "status": snapshot.status(c),
+            "text": {"run": c.live.submitted if c.live is not None else 0, "pieces": snapshot.text(c)},
+            "meters": snapshot.meters(c),
+        }
+        inputs = (c.state.prompt, c.state.chat, tuple(sorted(c.state.sampling.items())), c.session)
+        if inputs != self._inputs:
+            self._inputs = inputs
+            traits["inputs"] = snapshot.inputs(c)
+        if c.live is not None and c.live.pages is not self._pages:
+            self._pages = c.live.pages
+            traits["pages"] = pages.drawn(self._pages, c.live.changes) if self._pages is not None else {}
+        drafts = (c.live, len(c.live.steps)) if c.live is not None else None
+        if drafts != self._drafts and c.live is not None:
+            self._drafts = drafts
+            traits["drafts"] = clean.plain(c.live.drafts_tab())
+        latest = c.history[-1].id if c.history else ""
+        shown = (c.state, latest, c.pinned.id if c.pinned else "")
+        if shown != self._tables:
+            self._tables = shown
+            traits["tables"] = snapshot.tables(c)
+        return traits
+
+    def _where(self) -> dict[str, Any]:
+        """The menus of the head, if they changed. The controller's lock is held."""
+        c = self._controller
+        opening = c.opening.message or "reading the checkpoint" if c.opening is not None else ""
+        menus = (c.session, c.session.plan.page_size, tuple(c.wanted.items()), opening)
+        if menus == self._menus:
+            return {}
+        self._menus = menus
+        return where.menus(c.session.plan, c.wanted, opening)
 
     def forget_menus(self) -> None:
         """Look again, at the next picture, which models and devices there are."""

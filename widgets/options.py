@@ -76,12 +76,8 @@ class OptionControl:
         for control in self._inputs:
             control.tooltip = option.help
             control.tabbable = True
-        name = w.Label(label, layout=alike.layout(), style=alike.style(w.Label))
-        name.add_class("iwb-sub")
-        help_text = w.Label(option.help, layout=alike.layout(), style=alike.style(w.Label))
-        help_text.add_class("iwb-help")
-        self.widget = w.VBox([name, self.main, help_text], layout=alike.layout())
-        self.widget.add_class("iwb-option")
+        parts = [_words(label, "iwb-sub"), self.main, _words(option.help, "iwb-help")]
+        self.widget = w.VBox(parts, layout=alike.layout(), _dom_classes=("iwb-option",))
 
     def set(self, value: Scalar) -> None:
         """Show a value without telling anyone."""
@@ -103,6 +99,10 @@ class OptionControl:
     def _moved(self, change: dict[str, Any]) -> None:
         if not self._quiet:
             self._changed(change["new"])
+
+
+def _words(text: str, kind: str) -> Any:
+    return w.Label(text, layout=alike.layout(), style=alike.style(w.Label), _dom_classes=(kind,))
 
 
 def _control(option: Option) -> Any:

@@ -226,14 +226,26 @@ def session() -> Iterator[FakeSession]:
 
 
 @pytest.fixture
-def panel(session: FakeSession) -> Iterator[Any]:
-    """A panel with its widgets, on the fake session."""
+def make_panel(session: FakeSession) -> Iterator[Callable[[], Any]]:
+    """``make_panel()`` gives a panel with its widgets, on the fake session."""
     from workbench.widgets import Panel
 
-    made = Panel(session, sampling={"max_tokens": 8}, prompt="why")
-    assert made.widget is not None
-    yield made
-    made.close()
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(Panel(session, sampling={"max_tokens": 8}, prompt="why"))
+        assert made[-1].widget is not None
+        return made[-1]
+
+    yield make
+    for panel in made:
+        panel.close()
+
+
+@pytest.fixture
+def panel(make_panel: Callable[[], Any]) -> Any:
+    """A panel with its widgets, on the fake session."""
+    return make_panel()
 
 
 @pytest.fixture
