@@ -63,6 +63,8 @@ def build_engine(
     control = bound(plan, "control", config)
     if isinstance(drafter, ExitDrafter) and isinstance(control, ExitControl):
         drafter.steer(control)
+    runner = draft_runner(plan, drafter, decoder, kv)
+    kv.ends.rereads = runner.rereads if isinstance(runner, DraftRunner) else 0
     verify = None
     if drafter is not None:
         rule = catalog.get("verify")
@@ -85,7 +87,7 @@ def build_engine(
         context=plan.limits.max_context,
         eos_ids=eos_ids,
         drafter=drafter,
-        runner=draft_runner(plan, drafter, decoder, kv),
+        runner=runner,
         verify=verify,
         control=control,
         selector=selector,

@@ -27,6 +27,12 @@ class ChainRunner(FeatureRunner):
         self._modules = executor.decoder.config.num_layers
         self._size = executor.decoder.config.hidden_size
         self._kept: dict[int, tuple[int, Tensor]] = {}  # newest committed row fed, and its states [D * H]
+        self._ends: dict[tuple[int, int], Tensor] = {}  # the same of the last rows of pages about to be full
+
+    @property
+    def rereads(self) -> int | None:
+        """A chain of modules reads as many tokens back: within a page it cannot begin."""
+        return 1 if self._modules == 1 else None
 
     def forget(self, seq_id: int) -> None:
         """It ended, or starts over."""
@@ -42,6 +48,28 @@ class ChainRunner(FeatureRunner):
     def nbytes(self) -> int:
         """Bytes of the states that are kept."""
         return super().nbytes() + sum(s.untyped_storage().nbytes() for _, s in self._kept.values())
+
+    def complete(self, seq: Sequence, computed: int) -> None:
+        """See :meth:`FeatureRunner.complete`."""
+        if seq.id in self._kept:  # the first of them may end a page, and rows behind it are fed now
+            row, left = self._kept[seq.id]
+            self._ends[seq.id, row] = left
+        super().complete(seq, computed)
+        self._ends.clear()
+
+    def _behind(self, seq_id: int, row: int) -> Tensor | None:
+        """State [H] of the row, and what the modules came out with [D * H]."""
+        shown = super()._behind(seq_id, row)
+        if self._modules == 1:
+            return shown  # a single module reads the target's only
+        left = self._ends.get((seq_id, row))
+        return None if shown is None or left is None else torch.cat((shown, left))
+
+    def _resume(self, seq_id: int, row: int, behind: Tensor) -> None:
+        """The inverse."""
+        super()._resume(seq_id, row, behind[: self._size])
+        if self._modules > 1:
+            self._kept[seq_id] = row, behind[self._size :]
 
     def catch_up(self, ids: Seq[int]) -> list[Fed]:
         """Feed what was committed since; the row of the newest token is answered, and kept."""
@@ -81,9 +109,11 @@ class ChainRunner(FeatureRunner):
             states.append(self._states(seq.id, first, end))
         step = self._executor.prepare(StepPlan(0, tuple(spans)))
         out = self._executor.forward(step, (self._modules,), states=torch.cat(states))
-        end = 0
+        first = 0
         for span in spans:
-            end += span.n_new
-            newest = out.captured[self._modules][end - 1].clone()
-            self._kept[span.seq] = span.start + span.n_new - 1, newest
+            left = out.captured[self._modules][first : first + span.n_new]
+            first += span.n_new
+            self._kept[span.seq] = span.start + span.n_new - 1, left[-1].clone()
+            for row in range(-(span.start + 1) % self._page_size, span.n_new, self._page_size):
+                self._ends[span.seq, span.start + row] = left[row]
         return out.logits

@@ -45,6 +45,11 @@ class DraftRunner:
         return self._run([(self._live[i], [*self._missing(self._live[i]), *tokens]) for i, tokens in rows])
 
     @property
+    def rereads(self) -> int | None:
+        """See :class:`~workbench.engine.page_ends.PageEnds`: it reads tokens only."""
+        return 0
+
+    @property
     def device(self) -> torch.device:
         """Where it runs."""
         return self._executor.device

@@ -2,7 +2,8 @@
 
 What it is fed of committed tokens uses the target's own states and stays; what it is fed of a draft uses its
 own outputs as states and is void with the next step, accepted or not: those rows are fed again with the
-target's states. A state that was never shown (the last one of a prefix that an index gave) counts as zeros.
+target's states. The state before a prefix that an index gave comes with its last page; one that was never
+shown (behind pages that a lossy codec gave back) counts as zeros.
 """
 
 from __future__ import annotations
@@ -67,6 +68,26 @@ class FeatureRunner(DraftRunner):
             executor.decoder.config.hidden_size, dtype=weights.residual_dtype, device=weights.device
         )
         self._shown: dict[int, _Shown] = {}
+
+    @property
+    def rereads(self) -> int | None:
+        """See :class:`~workbench.engine.page_ends.PageEnds`: the row behind reads the state of one token."""
+        return 1
+
+    def begin(self, seq: Sequence) -> None:
+        """A sequence is drafted for from now on; a prefix that it was given brings what is read behind."""
+        super().begin(seq)
+        pages, within = divmod(seq.computed, self._page_size)
+        if not within and pages - 1 in seq.ends:
+            self._resume(seq.id, seq.computed - 1, seq.ends[pages - 1])
+
+    def complete(self, seq: Sequence, computed: int) -> None:
+        """The tokens up to ``computed`` are about to fill pages: what is read behind these goes with them."""
+        super().complete(seq, computed)
+        for page in range(seq.computed // self._page_size, computed // self._page_size):
+            state = self._behind(seq.id, (page + 1) * self._page_size - 1)
+            if state is not None:
+                seq.ends[page] = state
 
     @property
     def decoder(self) -> Decoder:
@@ -138,6 +159,17 @@ class FeatureRunner(DraftRunner):
         super().fed_elsewhere(seq_id, newest, states)
         if states is not None:
             self.show(seq_id, newest, states)
+
+    def _behind(self, seq_id: int, row: int) -> Tensor | None:
+        """What a sequence needs of committed row ``row`` to go on behind it, if it is known; a copy."""
+        known = self._shown.get(seq_id)
+        if known is None or not known.start <= row < known.start + len(known.states):
+            return None
+        return known.states[row - known.start].clone()
+
+    def _resume(self, seq_id: int, row: int, behind: Tensor) -> None:
+        """The inverse."""
+        self._shown[seq_id] = _Shown(row, behind[None])
 
     def _missed(self, ids: Seq[int], logits: int) -> tuple[list[SpanPlan], list[Tensor]]:
         """Rows of what was committed since, at least the newest, with their states; they count as fed."""

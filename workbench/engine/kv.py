@@ -17,6 +17,7 @@ from workbench.engine.cold_pages import ColdPages
 from workbench.engine.compaction import Rows, gather_rows, put_rows
 from workbench.engine.kv_bytes import kv_bytes
 from workbench.engine.page_bytes import PageBytes
+from workbench.engine.page_ends import PageEnds
 from workbench.engine.pages import NULL_PAGE, PagePool
 from workbench.engine.prefix import Index, Match
 from workbench.engine.sequence import Sequence
@@ -36,6 +37,7 @@ class KVCache:
     ``prompts_only``: what a sequence generates is no prefix for others, because attention computed it
     otherwise than a prompt.
     ``cold``, if given later, takes the cached pages that a pool has to give up.
+    ``ends``: what a drafter reads behind published pages.
     ``namespace`` is the part of every cache key that does not depend on the request (law 4).
     """
 
@@ -60,6 +62,7 @@ class KVCache:
         self.prompts_only = prompts_only
         self.windows = Windows([] if reserve else windows, len(self.stores), page_size)
         self.cold: ColdPages | None = None
+        self.ends = PageEnds()
         self.copies = 0
         made: dict[PageBytes, PagePool] = {}
         for held in (store.held for store in self.stores):
@@ -97,16 +100,21 @@ class KVCache:
         """
         full, partial, rows = self.match(seq)
         found = self._cold_run(seq, len(full))
+        again = self.ends.again(rows)
         if partial is not None and (
-            found or not heads or not all(store.copies_rows for store in self.stores)
+            found or not heads or rows == again or not all(store.copies_rows for store in self.stores)
         ):
-            partial, rows = None, 0
+            partial, rows, again = None, 0, 0
         held = [*full, partial] if partial is not None else full
-        seen = [self.windows.behind(g, len(full) * self.page_size + rows) for g in range(len(self.pools))]
+        at = len(full) * self.page_size + rows - again
+        seen = [self.windows.behind(g, at) for g in self._groups]
         shared = [[NULL_PAGE] * n + [e.pages[g] for e in held[n:]] for g, n in enumerate(seen)]
+        if again and any(NULL_PAGE in pages[n:] for pages, n in zip(shared, seen, strict=True)):
+            return self.admit(
+                seq, slots, block=block, heads=False
+            )  # a window sees a page more, which is lost
         for pool, pages in zip(self.pools, shared, strict=True):
             pool.share(pages)
-        at = len(full) * self.page_size + rows
         count = [self.pages_for(self.windows.reach(g, slots, at, block)) - len(full) for g in self._groups]
         fresh = self._allocate(count, contiguous=bool(self.reserve))
         if fresh is None:
@@ -120,7 +128,8 @@ class KVCache:
                 pool.release([source])
         seq.tables = [a + b for a, b in zip(shared, fresh, strict=True)]
         seq.chain = list(full)
-        seq.computed = seq.drafted = len(full) * self.page_size + rows
+        seq.computed, seq.drafted = at, at + again
+        seq.ends = self.ends.behind(full)
         if found:
             self._thaw(seq, found)
         if not seq.preemptions:  # a resumed sequence finds its own pages again: those saved nothing
@@ -161,12 +170,9 @@ class KVCache:
         """Share the parent's pages with ``child`` (contiguous caches are copied); False if it must wait."""
         if not parent.tables:
             return False
-        child.chain, child.computed, child.cached_tokens = (
-            list(parent.chain),
-            parent.computed,
-            parent.computed,
-        )
-        child.drafted, child.dropped, child.shift = parent.drafted, list(parent.dropped), parent.shift
+        child.chain, child.drafted = list(parent.chain), parent.drafted
+        child.computed = child.cached_tokens = parent.computed
+        child.dropped, child.shift = list(parent.dropped), parent.shift
         child.kept, child.selected = dict(parent.kept), parent.selected
         child.selection = parent.selection.fork() if parent.selection is not None else None
         if not self.reserve:
@@ -194,6 +200,7 @@ class KVCache:
             store.fill(table[first : seq.used(g) // self.page_size])
         if self.index is not None and not seq.dropped and computed // self.page_size > before[0]:
             self._publish(self.index, seq, computed // self.page_size)
+        seq.ends = {}
         self._drop_behind_windows(seq)
 
     def adopt(self, seq: Sequence, computed: int, fill: Callable[[], None]) -> None:
@@ -218,6 +225,7 @@ class KVCache:
             for g, (pool, page) in enumerate(zip(self.pools, pages, strict=True)):
                 if ours or index.restore(entry, g, page):
                     pool.publish(page)
+            self.ends.keep(entry, seq.ends.get(i))
             seq.chain.append(entry)
 
     def _drop_behind_windows(self, seq: Sequence) -> None:
@@ -282,7 +290,7 @@ class KVCache:
             store.release([p for p in table if p != NULL_PAGE and pool.refs[p] == 0])
         seq.tables, seq.chain, seq.computed, seq.drafted = [], [], 0, 0
         seq.dropped, seq.shift, seq.selection = [], 0, None
-        seq.kept, seq.selected = {}, 0
+        seq.kept, seq.selected, seq.ends = {}, 0, {}
 
     def forget_prefixes(self) -> None:
         """Drop every cached page, for a benchmark that must start cold."""
@@ -290,6 +298,7 @@ class KVCache:
             pool.unpublish_all()
         if self.index is not None:
             self.index.clear()
+        self.ends.clear()
         if self.cold is not None:
             self.cold.clear()
 
@@ -303,7 +312,9 @@ class KVCache:
     def nbytes(self, running: Seq[Sequence]) -> dict[str, int]:
         """Bytes by category, adding up to the storages held (:func:`workbench.engine.kv_bytes.kv_bytes`)."""
         cold = self.cold.tier.nbytes() if self.cold is not None else {}
-        return {**kv_bytes(self.pools, self.stores, running), **cold}
+        out = {**kv_bytes(self.pools, self.stores, running), **cold}
+        out["kv_meta"] += self.ends.nbytes()
+        return out
 
     def check(self) -> None:
         """Raise :class:`InvariantError` unless the books of every pool balance."""
@@ -375,9 +386,12 @@ class KVCache:
                 self.index.lose_page(group, page)
                 return
             entry = self.index.drop_page(group, page)
-            if entry is not None and self.cold is not None:
+            if entry is None:
+                return
+            self.ends.lose(entry)
+            if self.cold is not None:
                 self.cold.give_up(entry)
-            for g, p in enumerate(entry.pages if entry else ()):
+            for g, p in enumerate(entry.pages):
                 if g != group and p != NULL_PAGE:
                     self.pools[g].unpublish(p)
 

@@ -63,6 +63,7 @@ class Sequence:
     infos: list[TokenInfo] = field(default_factory=list)
     prompt_logprobs: dict[int, tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=dict)
     drafted: int = 0  # tokens of which a drafter's layers hold K and V in its pages
+    ends: dict[int, Tensor] = field(default_factory=dict)  # page: what a drafter reads at the row behind it
     siblings: list[Sequence] = field(default_factory=list)  # samples to fork when the prompt is computed
     preemptions: int = 0
     overtaken: int = 0  # later requests admitted before it

@@ -19,6 +19,7 @@ from workbench.core.plan import ModelFacts, plan, require
 from workbench.engine.engine import Engine
 from workbench.engine.feature_runner import FeatureRunner
 from workbench.engine.params import SamplingParams
+from workbench.engine.prefix import PrefixIndex
 from workbench.engine.scheduler import Batch
 from workbench.engine.sequence import Request
 from workbench.models.decoder import Decoder
@@ -352,18 +353,41 @@ def test_drafts_behind_a_cached_prefix_are_those_without_it(toy, three, modules,
     def engine():
         return make_engine(folder, index, "mtp:k=4")
 
+    def rows(engine, seq):
+        k = engine.kv.stores[0].planes["k"][-modules:, seq.tables[0]]
+        return k.transpose(2, 3).flatten(1, 2)
+
     warm = engine()
     said, _ = generate(warm, [PROMPTS[2]], max_tokens=24)
     for n in range(34, 38):
-        prompt = [*(PROMPTS[2] + said["r0.0"])[:n], 7, 7, 7]
-        held = warm.kv.nbytes(())["kv_meta"]
-        found, drafts = generate(warm, [prompt])
-        expected, cold = generate(engine(), [prompt])
-        assert found == expected and drafts == cold
-    states = modules + 1 if modules > 1 else 1
-    assert held and held % (states * TOY.hidden_size * 8) == 0
-    warm.kv.forget_prefixes()
-    assert not warm.kv.nbytes(())["kv_meta"]
+        prompt, cold = (*(PROMPTS[2] + said["r0.0"])[:n], 7, 7, 7), engine()
+        for e in (warm, cold):
+            e.add(Request(f"r{n}", prompt, SamplingParams(max_tokens=16, ignore_eos=True)))
+        (hit,), (fresh,) = (e.sequences(f"r{n}") for e in (warm, cold))
+        drafts: list[list[Any]] = [[], []]
+        for _ in range(8):
+            for found, e in zip(drafts, (warm, cold), strict=True):
+                found += e.step()[0].drafts
+            assert hit.tokens == fresh.tokens
+            both = min(hit.drafted, fresh.drafted)
+            torch.testing.assert_close(
+                rows(warm, hit)[:, :both], rows(cold, fresh)[:, :both], rtol=0, atol=1e-12
+            )
+        assert hit.cached_tokens >= 32 and both > n and drafts[0] == drafts[1] != []
+        warm.abort(f"r{n}")
+
+
+def test_what_is_kept_with_pages_is_counted_and_goes_with_them(three):
+    """A page of three modules keeps the model's state and one of each."""
+    engine = make_engine(three[0], "prefix_cache", "mtp:k=4", pool=8 * PAGE)
+    per_page = 4 * TOY.hidden_size * 8
+    for i in range(4):  # pages of the first ones are evicted
+        generate(engine, [[i, *PROMPTS[0]]], max_tokens=14)
+        index = engine.kv.index
+        assert isinstance(index, PrefixIndex)
+        assert engine.kv.nbytes(())["kv_meta"] == len(index) * per_page > 0
+    engine.kv.forget_prefixes()
+    assert engine.kv.nbytes(())["kv_meta"] == 0
 
 
 def test_a_model_without_a_module_is_told_so(lab: ModuleType):
