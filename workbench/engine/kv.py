@@ -235,9 +235,7 @@ class KVCache:
             if behind and table[behind - 1] != NULL_PAGE:
                 pages = [p for p in table[:behind] if p != NULL_PAGE]
                 table[:behind] = [NULL_PAGE] * behind
-                pool.release(
-                    pages[::-1]
-                )  # the first is evicted first: a prefix that ends later can do without
+                pool.release(pages[::-1])  # the first is evicted first: longer prefixes can do without
                 store.release([p for p in pages if pool.refs[p] == 0])
                 if seq.pending > 1:  # a prompt that was not given all its pages: they serve it further on
                     missing = max(self.pages_for(len(seq.tokens)) - len(table), 0)
@@ -249,9 +247,7 @@ class KVCache:
         """Move rows at slot indices ``source`` of the sequence to ``target``: compacts an accepted path."""
         for g, (store, table) in enumerate(zip(self.stores, seq.tables, strict=True)):
             gone = seq.computed - seq.used(g)
-            store.move(
-                self._slots(table, [i - gone for i in source]), self._slots(table, [i - gone for i in target])
-            )
+            store.move(*(self._slots(table, [i - gone for i in at]) for at in (source, target)))
 
     def compact(
         self, seq: Sequence, keep: Mapping[int, Tensor], turn: Callable[[Rows, Tensor], None] | None = None
@@ -375,8 +371,7 @@ class KVCache:
             )
 
     def _evictor(self, pool: PagePool) -> Callable[[int], None]:
-        """What happens when a pool takes a cached page: with it goes the entry that names it, unless only a
-        window has lost a page that longer matches do not need."""
+        """What happens when a pool takes a cached page: its entry goes, unless only a window lost a page."""
 
         def evict(page: int) -> None:
             if self.index is None:
