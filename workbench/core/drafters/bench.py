@@ -162,7 +162,9 @@ class _Bench:
         older = sum(g is not None and g.code != code_digest() for g in groups)
         if older:
             out.append(f"{older} of {len(groups)} turns were measured with other code: --fresh repeats them")
-        out += [f"{s.name}: {s.left_out} prompts are too long" for s in self._sets.values() if s.left_out]
+        for s in self._sets.values():
+            out += [f"{s.name}: {s.too_long} prompts are too long"] * bool(s.too_long)
+            out += [f"{s.name}: {s.too_short} prompts have fewer than two tokens"] * bool(s.too_short)
         if self.known.trouble:
             out.append(f"turns were not kept: {self.known.trouble}")
         return out + list(self._left_out)

@@ -31,11 +31,13 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """A named set of prompts in two ``halves``; no prompt is in both. ``left_out``: those too long."""
+    """A named set of prompts in two ``halves``; no prompt is in both. ``too_long`` and ``too_short`` (of one
+    token or none) were left out."""
 
     name: str
     halves: tuple[tuple[Prompt, ...], tuple[Prompt, ...]]
-    left_out: int = 0
+    too_long: int = 0
+    too_short: int = 0
 
     def group(self, number: int, size: int) -> tuple[Prompt, ...]:
         """Prompts of turn ``number``, which are of half ``number % 2``; from the first again at its end."""
@@ -50,7 +52,8 @@ def set_name(source: str) -> str:
 
 
 def read_prompts(source: str, tokenizer: Tokenizer, longest: int) -> PromptSet:
-    """The set ``source``: a name of :data:`SHIPPED` or a file; prompts above ``longest`` tokens are left out.
+    """The set ``source``: a name of :data:`SHIPPED` or a file; prompts above ``longest`` tokens, and of fewer
+    than two, are left out.
 
     A line has ``turns`` (the first one is asked), ``messages`` (through the chat template) or ``prompt`` (fed
     as it is), and may name its ``category`` or ``kind``. Raises :class:`OptionError` for what cannot be read.
@@ -58,7 +61,7 @@ def read_prompts(source: str, tokenizer: Tokenizer, longest: int) -> PromptSet:
     path = data_dir() / "prompts" / f"{source}.jsonl" if source in SHIPPED else Path(source)
     kinds: dict[str, list[Prompt]] = {}
     known: set[tuple[int, ...]] = set()
-    left_out = 0
+    too_long = too_short = 0
     for number, line in enumerate(_lines(path), 1):
         try:
             row = json.loads(line)
@@ -69,17 +72,18 @@ def read_prompts(source: str, tokenizer: Tokenizer, longest: int) -> PromptSet:
             continue  # twice in a file would be once in each half
         known.add(ids)
         if not 1 < len(ids) <= longest:
-            left_out += 1
+            too_short += len(ids) < 2
+            too_long += len(ids) > longest
             continue
         kind = str(row.get("category", row.get("kind", "")))
         kinds.setdefault(kind, []).append(Prompt(ids, kind))
     halves = _halves(list(kinds.values()))
     if not all(halves):
         raise OptionError(
-            f"{path} has fewer than two prompts of at most {longest} tokens.",
+            f"{path} has fewer than two prompts of 2 to {longest} tokens.",
             hint="Two are needed: one to learn from, one to predict.",
         )
-    return PromptSet(set_name(source), halves, left_out)
+    return PromptSet(set_name(source), halves, too_long, too_short)
 
 
 def _halves(kinds: Sequence[Sequence[Prompt]]) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:

@@ -43,14 +43,17 @@ def test_a_line_has_turns_or_messages_or_a_prompt(tokenizer: Tokenizer, tmp_path
         {"messages": [{"role": "user", "content": asked}], "kind": "twice"},
         {"prompt": asked},
         {"prompt": "word " * 200},
+        {"prompt": "a"},
+        {"prompt": ""},
     )
+    assert len(tokenizer.encode("a")) == 1
     found = read_prompts(path, tokenizer, 100)
     chat = tuple(tokenizer.chat([{"role": "user", "content": asked}]).ids)
     assert {(p.ids, p.kind) for half in found.halves for p in half} == {
         (chat, "qa"),
         (tuple(tokenizer.encode(asked)), ""),
     }
-    assert (found.name, found.left_out) == ("asked", 1)
+    assert (found.name, found.too_long, found.too_short) == ("asked", 1, 2)
 
 
 def test_turns_take_prompts_of_their_half_and_begin_again_at_its_end(
