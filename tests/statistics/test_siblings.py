@@ -2,20 +2,14 @@
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 
 from workbench.engine.draft_seams import DraftTree, Verdict
-from workbench.engine.noise import Key, Stream, gumbel
+from workbench.engine.noise import Key, Stream, several
 from workbench.spec.errors import InvariantError
 from workbench.speculative import rules
-from workbench.speculative.recursive import (
-    conditional_laws,
-    drawn_without_replacement,
-    recursive,
-    without_replacement,
-)
+from workbench.speculative.recursive import conditional_laws, drawn_without_replacement, recursive
 from workbench.speculative.verify import ExactVerify
 
 TOL = 1e-12
@@ -160,8 +154,8 @@ def test_auto_tells_siblings_with_and_without_replacement_apart():
     assert checker.rule_for(DraftTree.chain((0, 1), "toy", q)) == "r2"
 
 
-def test_the_largest_gumbel_scores_are_draws_without_replacement(toy):
-    """Pairs of the two largest, against the law of two draws without replacement."""
+def test_the_winners_of_a_race_are_draws_without_replacement(toy):
+    """Pairs of the first two, against the law of two draws without replacement."""
     _, draft = toy.models(6, 1)
     q = draft[0]
     want = torch.zeros(6, 6, dtype=torch.float64)
@@ -169,8 +163,7 @@ def test_the_largest_gumbel_scores_are_draws_without_replacement(toy):
         want[tree.tokens] += chance
     counts = torch.zeros(6, 6, dtype=torch.long)
     for seed in range(10_000):
-        noise = torch.from_numpy(gumbel(Key(seed, 0, 3, Stream.DRAFT), 6))
-        counts[tuple(without_replacement(q.log() + noise, 2))] += 1
+        counts[tuple(several(q, Key(seed, 0, 3, Stream.DRAFT), 2))] += 1
     assert toy.goodness(counts, want) > 1e-6
     assert toy.goodness(counts, q[:, None] * q) < 1e-6
-    assert len(without_replacement(q.log() + torch.from_numpy(np.zeros(6)), 6)) == int((q > 0).sum())
+    assert len(several(q, Key(0, 0, 3, Stream.DRAFT), 6)) == int((q > 0).sum())

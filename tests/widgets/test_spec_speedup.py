@@ -62,6 +62,19 @@ def test_the_surface_is_the_closed_form() -> None:
         assert z[g][a] == pytest.approx(tokens / cost, rel=1e-6)
 
 
+def test_the_best_gamma_is_where_the_surface_is_highest_and_none_where_nothing_pays() -> None:
+    point = made(0.5, 2, rounds=50)
+    line = next(t for t in point.figure().data if (t.name or "").startswith("best γ") and t.visible)
+    z = point.surface(point.c)
+    for i, gamma in enumerate(line.y):
+        column = [row[i] for row in z]
+        assert column[gamma - 1] == max(column) > 1 if gamma else max(column) <= 1
+    assert line.y[0] is None and line.y[-1] == GAMMAS[-1]
+    (told,) = [r for r in point.table().rows if r[0].startswith("best γ")]
+    gamma, gain = point.best(0.5, point.c)
+    assert told == ("best γ at this α and c", gamma, f"gains {gain:.2f}×", "predicted") and gain > 1
+
+
 @pytest.mark.parametrize("theme", ["auto", "light", "dark"])
 def test_the_slider_changes_c_and_the_run_stays(theme: Any) -> None:
     point = made(0.6, 3, rounds=40)

@@ -239,7 +239,7 @@ def _predict(
         alone = float(step(size))
         drafting = draft_ms * alone / float(step(1))  # a drafter's own passes grow as the model's do
         cost = float(verify(size * (1 + padding))) + drafting
-        out.append((share * tau + 1 - share) * alone / (share * cost + (1 - share) * alone))
+        out.append(predict.speedup_of_share(share, tau, cost / alone))
     return out, f"predicted from τ {tau:.2f} and {nodes:.3g} drafted tokens a round at batch 1"
 
 

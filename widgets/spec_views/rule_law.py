@@ -146,21 +146,31 @@ class RuleLaws:
         return Table.of(columns, rows, note=note)
 
     def acceptance(self) -> Table:
-        """α three ways, and tokens a round enumerated beside the closed form."""
+        """α three ways, and tokens a round of a chain and of a tree enumerated beside the closed forms."""
         one = exact_law.mean_accepted(_verify("verify").sampled, _matrix(self.p), _chains(self.q, 1))
         many = exact_law.mean_accepted(
             _verify("verify").sampled, _matrix(self.p), _chains(self.q, self.gamma)
         )
         tv = sum(abs(a - b) for a, b in zip(self.p, self.q, strict=True)) / 2
         closed = predict.expected_tokens(self.alpha, self.gamma)
+        tree = self._tree()
+        grown = exact_law.mean_accepted(_verify("verify", rule="r3").sampled, _matrix(self.p), [(1.0, tree)])
+        nodes = predict.expected_tokens_of_tree(tree.parents, [self.p[t] for t in tree.tokens])
         rows = [
             ("α: first draft kept, enumerated", one, "enumerated"),
             ("1 - TV(p, q)", 1 - tv, "closed form"),
             ("Σ min(p, q)", self.alpha, "closed form"),
             (f"tokens a round, γ = {self.gamma}, enumerated", 1 + many, "enumerated"),
             ("(1 - α^(γ+1)) / (1 - α)", closed, "closed form"),
+            ("tokens a round, tree of q's likeliest two and two, r3, enumerated", 1 + grown, "enumerated"),
+            ("1 + Σ over nodes of p multiplied along the path", nodes, "closed form"),
         ]
         return Table.of(("", "value", "how"), rows)
+
+    def _tree(self) -> DraftTree:
+        """The drafter's two likeliest tokens, and the same two below each of them."""
+        a, b = sorted(range(len(self.q)), key=self.q.__getitem__)[:-3:-1]
+        return DraftTree((a, b, a, b, a, b), (-1, -1, 0, 0, 1, 1), "likeliest")
 
     def live(self) -> Any:
         """Fields for p, q and γ; every change enumerates again."""

@@ -62,9 +62,8 @@ class OperatingPoint:
 
     def predicted(self, tokens_per_round: float) -> float:
         """Speed-up by the costs, if a round gave so many tokens; steps without drafts as they were."""
-        share = self.rounds / self.steps
         cost = self.costs.round(self.costs.batch * (1 + self.nodes), self.gamma)
-        return (share * tokens_per_round + 1 - share) / (share * cost + 1 - share)
+        return predict.speedup_of_share(self.rounds / self.steps, tokens_per_round, cost)
 
     @property
     def iid(self) -> float | None:
@@ -95,6 +94,13 @@ class OperatingPoint:
             for g in GAMMAS
         ]
 
+    def best(self, alpha: float, c: float) -> tuple[int, float]:
+        """The γ up to 16 that gains most, and what; (0, 1.0) where none gains."""
+        n = self.costs.batch
+        return predict.best_gamma(
+            alpha, lambda rows: self.costs.verify(n * rows), c, self.costs.overhead, GAMMAS[-1]
+        )
+
     def figure(self, theme: Theme = "auto") -> Any:
         """Contours of the speed-up over α and γ; the slider changes c, the star is the run."""
         ink = INKS[theme]
@@ -119,9 +125,9 @@ class OperatingPoint:
                 name="no gain: 1×", showlegend=True,
                 line={"width": 3, "color": SOURCES["corrected"], "dash": "dash"},
             )  # fmt: skip
-            best = [max(range(len(GAMMAS)), key=lambda g: z[g][i]) for i in range(len(ALPHAS))]
             out.add_scatter(
-                x=ALPHAS, y=[GAMMAS[g] for g in best], mode="lines", name="best γ (predicted)",
+                x=ALPHAS, y=[self.best(a, c)[0] or None for a in ALPHAS], mode="lines",
+                name="best γ, where one pays (predicted)",
                 line={**figures.line("predicted", "#b9c2cc", 2), "shape": "hv"}, hoverinfo="skip",
                 visible=visible,
             )  # fmt: skip
@@ -177,10 +183,13 @@ class OperatingPoint:
             ("tokens a round, α everywhere the same", self.iid, "", "predicted"),
             ("tokens a round, 1 + survival", self.by_survival, "", "measured"),
         ]
-        if self.iid is not None:
-            told.append(
-                ("speed-up, α everywhere the same", self.predicted(self.iid), "× of plain", "predicted")
-            )
+        if self.iid is not None and a.alpha is not None:
+            gamma, gain = self.best(min(a.alpha, 1.0), self.c)
+            pays = f"gains {gain:.2f}×" if gamma else "none pays"
+            told += [
+                ("best γ at this α and c", gamma, pays, "predicted"),
+                ("speed-up, α everywhere the same", self.predicted(self.iid), "× of plain", "predicted"),
+            ]
         told += [
             ("speed-up, survival and costs", self.predicted(self.by_survival), "× of plain", "predicted"),
             ("speed-up", self.measured, "× of plain", "measured"),

@@ -64,11 +64,6 @@ def uniform(key: Key, i: int = 0) -> float:
     return float(uniforms(key, i + 1)[i])
 
 
-def gumbel(key: Key, n: int) -> NDArray[np.float64]:
-    """``n`` standard Gumbel numbers, all finite."""
-    return -np.log(_exponential(uniforms(key, n)))
-
-
 def sample(law: Tensor, key: Key) -> int:
     """Draw from ``law`` [V] (non-negative, any scale) by the Gumbel-max trick; probability 0 is never drawn.
 

@@ -32,10 +32,9 @@ def block(tree: DraftTree, p: Tensor, sample: Sampler, coin: Coin) -> Verdict:
         raise InvariantError(f"{tree.source} drafted a tree with branches; block verification judges chains.")
     q = draft_laws(tree, p.shape[1]).to(p)
     n, kept = len(tree.tokens), 0
-    reach = [1.0]
-    for i, x in enumerate(tree.tokens):
-        reach.append(min(1.0, reach[-1] * float(p[i, x]) / drawn_chance(tree, q, i)))
-        if coin(i, 0) < (_chance(reach[-1], p[i + 1], q[i + 1]) if i + 1 < n else reach[-1]):
+    reach = [1.0, *reach_chances(tree, p)]
+    for i in range(n):
+        if coin(i, 0) < (_chance(reach[i + 1], p[i + 1], q[i + 1]) if i + 1 < n else reach[n]):
             kept = i + 1
     expected = tuple(float(torch.minimum(p[i], q[i]).sum()) for i in range(min(kept + 1, n)))
     law = p[n] if kept == n else residual(p[kept], q[kept], reach[kept])

@@ -67,6 +67,15 @@ def speedup(tokens: float, gamma: float, verify: float, draft: float, overhead: 
     return tokens / cost
 
 
+def speedup_of_share(share: float, tokens: float, cost: float) -> float:
+    """The same where a ``share`` of all steps has a draft, and the others are plain.
+
+    ``cost``: a round's, in plain steps of the same batch; ``tokens``: those that it gains a sequence.
+    """
+    _share("share", share)
+    return (share * tokens + 1 - share) / (share * cost + 1 - share)
+
+
 def leviathan(alpha: float, gamma: int, draft: float) -> float:
     """Theorem 3.8: verification costs one step, and nothing else is added."""
     return speedup(expected_tokens(alpha, gamma), gamma, 1.0, draft)
@@ -127,22 +136,6 @@ def ridge(flops_per_s: float, bytes_per_s: float, bytes_per_weight: float) -> fl
 def roofline(rows: float, ridge_rows: float) -> float:
     """v(T) of a machine that is at its roof on both sides: max(1, T / T*) over its value at one row."""
     return max(1.0, rows / ridge_rows) / max(1.0, 1.0 / ridge_rows)
-
-
-def batch_speedup(
-    batch: int,
-    tokens: float,
-    gamma: int,
-    step_ms: VerifyCost,
-    draft_ms: float = 0.0,
-    overhead_ms: float = 0.0,
-) -> float:
-    """Speed-up of a batch of ``batch`` sequences, each with ``gamma`` drafts, by the measured curve.
-
-    ``step_ms(T)`` is a step of T rows in milliseconds; a plain step has ``batch`` rows, a drafted one
-    ``batch`` (γ+1). ``draft_ms`` and ``overhead_ms`` are those of the whole batch.
-    """
-    return tokens * step_ms(batch) / (step_ms(batch * (gamma + 1)) + draft_ms + overhead_ms)
 
 
 def crossover(batches: Sequence[float], gains: Sequence[float]) -> float | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from workbench.engine.draft_seams import Coin, DraftTree, Sampler, Verdict
@@ -51,16 +50,6 @@ def conditional_laws(law: Tensor, tokens: Sequence[int]) -> Tensor:
             raise InvariantError(f"Token {x} cannot be draw {i + 1}: its law gives it no chance there.")
         out[i] /= total
     return out
-
-
-def without_replacement(scores: Tensor, k: int) -> list[int]:
-    """``k`` siblings at once from ``scores`` [V] = log q + Gumbel noise, in the order of drawing.
-
-    The k largest are k draws without replacement (Kool et al., arXiv 1903.06059); fewer where q has fewer
-    tokens. Their laws are those of :func:`conditional_laws`.
-    """
-    best = scores.topk(min(k, scores.numel()))
-    return [int(i) for i, s in zip(best.indices, best.values, strict=True) if float(s) > -torch.inf]
 
 
 def elders(tree: DraftTree) -> list[tuple[int, int]]:

@@ -133,12 +133,19 @@ def test_the_batch_at_which_verification_stops_being_free():
 
     tokens = predict.expected_tokens(0.6, 4)
     batches = [2**i for i in range(8)]
-    gains = [predict.batch_speedup(b, tokens, 4, step) for b in batches]
+
+    def gain(batch, share=1.0):
+        return predict.speedup_of_share(share, tokens, step(5 * batch) / step(batch))
+
+    gains = [gain(b) for b in batches]
     assert gains[:4] == pytest.approx([tokens] * 4)  # 8 × 5 rows are just free
     assert gains[-1] == pytest.approx(tokens / 5)  # at the roof rows cost what they are
     at = predict.crossover(batches, gains)
     assert at is not None and 16 < at < 32
-    assert predict.batch_speedup(at, tokens, 4, step) == pytest.approx(1, abs=0.15)
+    assert gain(at) == pytest.approx(1, abs=0.15)
+    assert gain(1, 0.0) == 1 and gain(1, 0.5) == pytest.approx((tokens + 1) / 2)  # steps without drafts
+    with pytest.raises(OptionError, match="share"):
+        gain(1, 1.5)
 
 
 def test_crossover_of_curves_that_do_not_cross():

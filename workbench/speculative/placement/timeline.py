@@ -84,10 +84,3 @@ def mirror_timeline(rounds: Sequence[tuple[bool, int]], times: MirrorTimes) -> l
         out.append(MirrorRound(now, verdict, (began, done), fresh, end, hit, emitted))
         now = end
     return out
-
-
-def mirror_speedup(rounds: Sequence[MirrorRound], plain: float) -> float:
-    """Plain time over that of the rounds, ``plain`` seconds a token. Raises :class:`OptionError` for none."""
-    if not rounds or rounds[-1].end <= 0:
-        raise OptionError("No round was run.", hint="Generate something first.")
-    return plain * sum(r.emitted for r in rounds) / rounds[-1].end

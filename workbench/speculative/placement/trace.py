@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from workbench.spec.errors import OptionError
 from workbench.speculative.placement.timeline import MirrorRound, MirrorTimes
 from workbench.speculative.placement.virtual import Side, Simulated
 
@@ -69,6 +70,12 @@ class Trace:
     def emitted(self) -> int:
         """Tokens of all rounds and plain steps."""
         return sum(r.emitted for r in self.rounds) + self.plain
+
+    def speedup(self, plain: float) -> float:
+        """Plain time over the record's, ``plain`` seconds a token. Raises :class:`OptionError` for none."""
+        if not self.emitted or self.wall <= 0:
+            raise OptionError("Nothing was generated.", hint="Run a prompt first.")
+        return plain * self.emitted / self.wall
 
     @property
     def hit_rate(self) -> float | None:

@@ -12,7 +12,8 @@ from workbench.spec.errors import OptionError
 from workbench.speculative import predict
 from workbench.speculative.draft_model import cut_out
 from workbench.speculative.placement.mirror import MirrorDrafter, Proxy
-from workbench.speculative.placement.timeline import MirrorTimes, mirror_speedup, mirror_timeline
+from workbench.speculative.placement.timeline import MirrorRound, MirrorTimes, mirror_timeline
+from workbench.speculative.placement.trace import of_mirror
 from workbench.speculative.placement.tree_kv import TreeKV
 from workbench.speculative.verify import ExactVerify
 
@@ -105,6 +106,10 @@ def rounds_of(lab: ModuleType) -> list[tuple[bool, int]]:
     return rounds
 
 
+def gain(rounds: list[MirrorRound], times: MirrorTimes) -> float:
+    return of_mirror(rounds, times, "Mirror").speedup(1.0)
+
+
 def test_the_clock_has_its_closed_forms(lab: ModuleType) -> None:
     rounds = rounds_of(lab)
     hits = [n for hit, n in rounds if hit]
@@ -115,7 +120,7 @@ def test_the_clock_has_its_closed_forms(lab: ModuleType) -> None:
         expected = predict.asynchronous(
             rate, sum(hits) / len(hits), sum(misses) / len(misses), 1.0, branches, 0.3
         )
-        assert mirror_speedup(mirror_timeline(rounds, times), 1.0) == pytest.approx(expected)
+        assert gain(mirror_timeline(rounds, times), times) == pytest.approx(expected)
     foreseen = [(True, n) for _, n in rounds]
     tokens = sum(n for _, n in rounds) / len(rounds)
     for early, link, branches in ((0.6, 0.0, 0.2), (0.6, 0.05, 0.2), (0.6, 0.05, 0.9)):
@@ -123,11 +128,9 @@ def test_the_clock_has_its_closed_forms(lab: ModuleType) -> None:
         made = mirror_timeline(foreseen, times)
         each = early + link + max(1.0 - early, branches) + link
         assert made[-1].end == pytest.approx(each * len(made))
-        assert mirror_speedup(made, 1.0) == pytest.approx(tokens / each)
+        assert gain(made, times) == pytest.approx(tokens / each)
     free = MirrorTimes(0.0, 1.0, 0.0, 0.0)  # c -> 0: the longer side is the target
-    assert mirror_speedup(mirror_timeline(foreseen, free), 1.0) == pytest.approx(
-        predict.parallel(tokens, 3, 1.0, 0.0)
-    )
+    assert gain(mirror_timeline(foreseen, free), free) == pytest.approx(predict.parallel(tokens, 3, 1.0, 0.0))
 
 
 def test_a_slow_link_leaves_nothing_of_the_overlap(lab: ModuleType) -> None:
@@ -150,4 +153,4 @@ def test_branches_that_are_not_given_up_delay_the_fresh_draft() -> None:
     with pytest.raises(OptionError):
         MirrorTimes(-1.0, 1.0, 1.0, 1.0)
     with pytest.raises(OptionError):
-        mirror_speedup([], 1.0)
+        gain([], MirrorTimes(0.5, 0.5, 0.4, 0.4))
