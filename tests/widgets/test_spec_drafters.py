@@ -44,6 +44,8 @@ def test_greedy_text_is_the_plain_runs_and_the_recipe_comes_back(tiny: Any) -> N
     for row in made.table().to_dicts():
         assert row["text"] == "same 24 tokens" and row["badge"] == "○ exact" and row["tag"] == "measured"
     assert list(made.drafted) == ["ngram:k=4", "suffix + goodput"]
+    waited = [run.metric("ttft").value for run in (made.drafted["ngram:k=4"][0], made.plain[0])]  # type: ignore[union-attr]
+    assert made.first_token("ngram:k=4") == [waited[0] / waited[1]]
     bars, marks = json.loads(made.figure().to_json())["data"]
     assert bars["name"] == "measured" and marks["name"].startswith("predicted")
     assert len(bars["x"]) == 2 and all(x > 0 for x in bars["x"])

@@ -76,6 +76,11 @@ class Compared:
         pairs = zip(self.plain, self.drafted[name], strict=True)
         return [_ms(a) / _ms(b) for a, b in pairs]
 
+    def first_token(self, name: str) -> list[float]:
+        """The recipe's time to the first token over the plain one, one per turn."""
+        pairs = zip(self.plain, self.drafted[name], strict=True)
+        return [_ms(b, "ttft") / _ms(a, "ttft") for a, b in pairs]
+
     def point(self, name: str) -> OperatingPoint | None:
         """Where a recipe stands, by the turn whose gain is in the middle; None where it drafted nothing."""
         gains = self.gains(name)
@@ -205,8 +210,8 @@ def _generate(session: Session, uses: Sequence[str], prompt: Any, sampling: Mapp
     return session.generate(prompt, **sampling)
 
 
-def _ms(run: Run) -> float:
-    metric = run.metric("tpot")
+def _ms(run: Run, of: str = "tpot") -> float:
+    metric = run.metric(of)
     if metric is None or metric.value <= 0:
-        raise RecordError("A run has no time per output token.", hint="Ask for two tokens or more.")
+        raise RecordError(f"A run has no {of}.", hint="Ask for two tokens or more.")
     return metric.value
