@@ -11,5 +11,5 @@ from workbench.widgets.live import joined
 class Head(Acting):
     """Three menus; a choice is sent to ``action`` as ``{"do": "open", menu: value}``."""
 
-    _esm = joined(("dom.js", "head.js"))
+    _esm = joined(("dom.js", "hearing.js", "head.js"))
     where = traitlets.Dict().tag(sync=True)

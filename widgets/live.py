@@ -13,7 +13,17 @@ import traitlets
 from workbench.widgets.acting import Acting
 
 _STATIC = Path(__file__).resolve().parent / "static"
-_SCRIPTS = ("dom.js", "stepper.js", "tree.js", "drafts.js", "run.js", "meters.js", "tabs.js", "live.js")
+_SCRIPTS = (
+    "dom.js",
+    "hearing.js",
+    "stepper.js",
+    "tree.js",
+    "drafts.js",
+    "run.js",
+    "meters.js",
+    "tabs.js",
+    "live.js",
+)
 _STYLES = ("live.css", "controls.css", "lanes.css", "tree.css")
 
 

@@ -32,9 +32,10 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-NOT_OURS = ("Failed to load resource", "widget model not found")
-"""What JupyterLab says on its own: look-ups that fail, and that its widget manager asked for a model before
-the kernel had told of it, which happens on a busy machine and is asked again."""
+NOT_OURS = ("Failed to load resource", "widget model not found", "[anywidget] Failed to initialize model")
+"""What JupyterLab says on its own: look-ups that fail, that its widget manager asked for a model before the
+kernel had told of it, which happens on a busy machine and is asked again, and that a script took two seconds
+to load, after which a panel still hears (``static/hearing.js``)."""
 
 
 def own(text: str) -> bool:
@@ -103,11 +104,14 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_notebook(lab: tuple[str, Path], browser: Any) -> Iterator[Callable[..., Any]]:
-    """``open_notebook(*cells)`` opens them in a page, runs them all, and returns the page."""
+    """``open_notebook(*cells)`` opens them in a page, runs them all, and returns the page.
+
+    ``script`` runs in the page before anything of JupyterLab does.
+    """
     address, work = lab
     contexts = []
 
-    def open_(*cells: str, width: int = 1440, height: int = 1100, theme: str = "") -> Any:
+    def open_(*cells: str, width: int = 1440, height: int = 1100, script: str = "") -> Any:
         nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
         nb.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
         name = f"t{len(list(work.iterdir()))}.ipynb"
@@ -115,6 +119,7 @@ def open_notebook(lab: tuple[str, Path], browser: Any) -> Iterator[Callable[...,
         context = browser.new_context(viewport={"width": width, "height": height})
         contexts.append(context)
         page = context.new_page()
+        page.add_init_script(script)
         page.errors = []
 
         def heard(text: str) -> None:

@@ -86,3 +86,16 @@ def test_options_of_what_cannot_be_switched_on_are_made_disabled(opened: Any) ->
     opened.set("kivi", False)
     assert opened.flush()
     assert not any(control._inputs[0].disabled for control in row.options.values())
+
+
+def test_a_script_knows_its_own_model(opened: Any, sent: Messages) -> None:
+    """With it a model that loaded too late for its host hears again, and asks for what it missed."""
+    live = opened._gui.live
+    assert live.ident == live.model_id == live.comm.comm_id
+    opened.prompt = "what else"
+    assert opened.flush()
+    before = len(sent)
+    live._handle_msg({"content": {"data": {"method": "request_state"}}})
+    ident, kind, state = sent[before]
+    assert (ident, kind) == (live.comm.comm_id, "comm_msg")
+    assert state["inputs"]["prompt"] == "what else" and state["status"]["state"] == "idle"

@@ -38,4 +38,4 @@ function render({ model, el: host }) {
   return () => model.off("change:where", update);
 }
 
-export default { render };
+export default { initialize, render };

@@ -32,4 +32,4 @@ function render({ model, el: host }) {
   return () => stops.forEach((stop) => stop());
 }
 
-export default { render };
+export default { initialize, render };
