@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import workbench.training.heads.target as targets
+import workbench.training.lede.collect as collecting
 import workbench.training.lede.run as recipe
 from workbench.cli.main import main
 from workbench.core import catalog
@@ -17,6 +18,7 @@ from workbench.core.plan import ModelFacts, plan
 from workbench.engine.params import SamplingParams
 from workbench.models.heads import find_head, read_head, write_head
 from workbench.spec.errors import HeadMismatch, MissingHead, OptionError
+from workbench.spec.events import DraftRecord
 from workbench.spec.recipe import Recipe
 from workbench.speculative.lede import Config, bind
 from workbench.speculative.lede.learnt import find, read
@@ -27,7 +29,7 @@ from workbench.speculative.lede.walks import Chain, Place, walk
 from workbench.training.heads.target import Target, open_target
 from workbench.training.lede.collect import collect, costs_of, prompts_of
 from workbench.training.lede.fit import Fitting, fit, rounds_of, split
-from workbench.training.lede.run import SAMPLING, Settings, drafted, limits_for, train_lede
+from workbench.training.lede.run import SAMPLING, Settings, drafted, in_engine, limits_for, train_lede
 
 SMALL = Settings(
     prompts=8,
@@ -107,8 +109,35 @@ def test_deep_models_are_looked_at_in_eight_places(layers, exits):
 
 
 def test_there_must_be_text(target):
-    with pytest.raises(OptionError, match="Documents that begin with 'nothing'"):
+    with pytest.raises(OptionError, match="Documents that begin with 'nothing' have 0 tokens"):
         prompts_of(target, "nothing", 3, 24, 0)
+
+
+def test_windows_that_learn_choose_and_judge_share_no_token(target, monkeypatch):
+    """Every token of the stream is another, and there is just enough of it; with one less it is refused."""
+    said = target.tokenizer
+    for count, seed in ((2, 0), (3, 1), (5, 2), (9, 3), (14, 4), (22, 5), (60, 6)):
+        for spare in (0, -1):
+            ids = list(range(3 * count * 7 + spare))
+            monkeypatch.setattr(collecting, "_passages", lambda *_: ["all"])
+            monkeypatch.setattr(type(said), "encode", lambda *_, ids=ids: ids)
+            if spare:
+                with pytest.raises(OptionError, match=f"{count} prompts of 7 that share none take"):
+                    prompts_of(target, "", count, 7, seed)
+                continue
+            found = prompts_of(target, "", count, 7, seed)
+            assert sum(map(len, split(found, Fitting()))) == count
+            assert len({i for window in found for i in window}) == count * 7
+
+
+def test_what_is_said_of_rounds_in_the_engine_is_after_truncation():
+    """The last round accepted three drafts of which the budget took one: no token of its own followed."""
+    whole = DraftRecord("a", (1, 2, 3), (-1, 0, 1), (0,), 2, "lede", "r1", (1.0, 0.0), exit=2)
+    cut = DraftRecord("a", (1, 2, 3), (-1, 0, 1), (0, 1, 2), 1, "lede", "r1", (1.0, 1.0, 1.0), exit=4)
+    found = in_engine([whole, cut], 1)
+    assert (found["rounds"], found["tau"], found["rate"]) == (2, 1.5, round(2 / 6, 4))
+    assert (found["mean_exit"], found["mean_drafts"], found["exits"]) == (3.0, 3.0, {"2": 1, "4": 1})
+    assert in_engine([], 1)["tau"] is None
 
 
 SURE, UNSURE = Reading(0.95, 0.05, 0.1), Reading(0.2, 0.8, 0.9)

@@ -53,13 +53,16 @@ def costs_of(config: ModelConfig, operations: int) -> Costs:
 def prompts_of(target: Target, documents: str, count: int, length: int, seed: int) -> list[list[int]]:
     """Windows of the shipped evaluation text; ``documents``: how the names of those that are taken begin.
 
-    Raises :class:`OptionError` where there is not enough of it.
+    Evenly spread over text of three times their length, no two of them share a token: what is learnt from,
+    what chooses and what judges stay apart. Raises :class:`OptionError` where there is less.
     """
     ids = [i for p in _passages(data_dir() / "text", documents) for i in target.tokenizer.encode(p)]
-    if len(ids) <= length:
+    least = 3 * count * length
+    if len(ids) < least:
         raise OptionError(
-            f"Documents that begin with {documents!r} have {len(ids)} tokens, a prompt {length}.",
-            hint="Choose other documents.",
+            f"Documents that begin with {documents!r} have {len(ids):,} tokens; {count} prompts of {length} "
+            f"that share none take {least:,}.",
+            hint="Take fewer or shorter prompts, or other documents.",
         )
     found: list[list[int]] = Windows(np.asarray(ids, np.int64), seed).batch(0, count, length).tolist()
     return found

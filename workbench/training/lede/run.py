@@ -25,6 +25,7 @@ from workbench.spec.plan import EngineLimits
 from workbench.speculative.lede.learnt import KIND, KINDS, Learnt, write
 from workbench.speculative.lede.q_learning import QNetwork
 from workbench.speculative.lede.state import Limits
+from workbench.speculative.stats import acceptance
 from workbench.training.heads.target import Target, open_target
 from workbench.training.lede.collect import collect, costs_of, prompts_of
 from workbench.training.lede.fit import Fitted, Fitting, fit, split
@@ -143,15 +144,14 @@ def drafted(
 
 def in_engine(records: Sequence[DraftRecord], prompts: int) -> dict[str, Any]:
     """Rounds that drafted, their exits and lengths, and how many tokens they gained."""
-    accepted, tokens = sum(len(r.accepted) for r in records), sum(len(r.tokens) for r in records)
-    rounds = max(1, len(records))
+    found, rounds = acceptance(records), max(1, len(records))
     return {
         "prompts": prompts,
-        "rounds": len(records),
-        "tau": round(1 + accepted / rounds, 4) if records else None,
-        "rate": round(accepted / tokens, 4) if tokens else None,
+        "rounds": found.steps,
+        "tau": round(found.tau, 4) if found.tau is not None else None,
+        "rate": round(found.rate, 4) if found.rate is not None else None,
         "mean_exit": round(sum(r.exit for r in records) / rounds, 3) if records else None,
-        "mean_drafts": round(tokens / rounds, 3) if records else None,
+        "mean_drafts": round(found.drafted / rounds, 3) if records else None,
         "exits": {str(e): n for e, n in sorted(Counter(r.exit for r in records).items())},
     }
 
