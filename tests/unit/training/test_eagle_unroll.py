@@ -16,8 +16,9 @@ from workbench.models.source import DictSource
 from workbench.spec.recipe import Recipe
 from workbench.training.heads.conversations import Conversation
 from workbench.training.heads.distil import distilled
+from workbench.training.heads.drafted import drafted
 from workbench.training.heads.drafter import LAYER, Drafter, Form, Kind, layers_read
-from workbench.training.heads.eagle import EagleLoss, EagleShape, rotation
+from workbench.training.heads.eagle import NOISE, EagleLoss, EagleShape, rotation
 from workbench.training.heads.losses import LossName, loss_of
 from workbench.training.heads.rows import Shown
 from workbench.training.heads.unroll import Batch, unroll
@@ -232,6 +233,40 @@ def test_only_rows_that_draft_an_answer_count_and_prompts_are_context(kind, sour
     other = Shown(Conversation(prompt, 3, True), shown[0].streams, shown[0].best)
     loss.shown = [other, shown[1]]
     assert float(loss([0, 1], 0.0)[0]) != float(value)
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_states_are_noisy_in_training_and_nowhere_else(kind, source, decoder, monkeypatch):
+    """EAGLE-1 learns from states with uniform noise (another in every step, the same when it is run again);
+    measuring reads the states as they are, and so does the engine. EAGLE-3 learns from its own, without."""
+    config = source.config
+    model = head(kind, source)
+    matrix = source.tensor("model.embed_tokens.weight").double()
+    shown = texts(kind, config.hidden_size, config.vocab_size, [(9, 3), (7, 2)])
+    shape = EagleShape(steps=2, vocab=config.vocab_size)
+    loss = EagleLoss(model, shape, decoder, matrix, torch.arange(config.vocab_size), shown)
+    read: list[torch.Tensor] = []
+
+    def fused(streams):
+        read.append(streams[-1].clone())
+        return Drafter.fuse(model, streams)
+
+    monkeypatch.setattr(model, "fuse", fused)
+    with torch.no_grad():
+        values = [float(loss([0, 1], share)[0]) for share in (0.25, 0.25, 0.5)]
+        drafted(loss, shown, 2, overlap=False)
+    once, again, later, measured = read
+    assert torch.equal(once, again) and values[0] == values[1]
+    exact = Batch.of(shown).streams(torch.float64)[0 if kind == "eagle" else 2]
+    exact = decoder.final_norm(exact) if kind == "eagle" else exact
+    torch.testing.assert_close(measured, exact, rtol=0, atol=1e-12)
+    if kind == "eagle3":
+        assert torch.equal(once, measured) and torch.equal(later, measured)
+        return
+    noise = once - measured
+    bound = float(NOISE * measured.square().mean().sqrt())
+    assert not torch.equal(once, later) and values[0] != values[2]
+    assert 0.9 * bound < float(noise.abs().max()) <= bound and abs(float(noise.mean())) < bound / 5
 
 
 def test_layers_of_small_and_large_models():

@@ -72,7 +72,7 @@ class EagleLoss:
         batch = Batch.of([self.shown[i] for i in numbers])
         noise = None
         if self.model.form.kind == "eagle":  # the same at every run of the same step
-            noise = torch.Generator().manual_seed(round(share * 2**40) + numbers[0])
+            noise = torch.Generator().manual_seed(round(share * 2**32) + numbers[0])  # it reads 32 bits
         given, target = self.run(batch, self.steps, noise)
         wanted, best = self.place[batch.following()], self.place[batch.best()]
         counted = torch.stack([(best >= 0) & (batch.ahead >= j) for j in range(self.steps)])
