@@ -35,6 +35,20 @@ def test_what_is_written_is_read(places):
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def test_equal_heads_are_equal_files(places):
+    """The library writes its notes in an order of chance, another one every time."""
+    written = []
+    for i in range(6):
+        path = places[0] / f"{i}" / "medusa.safetensors"
+        tensors = {"w": torch.ones(3), "a": torch.zeros(2, 5, dtype=torch.bfloat16)}
+        write_head(path, "medusa", "f" * 64, {"b": 1, "a": "ä"}, dict(sorted(tensors.items(), reverse=i % 2)))
+        written.append(path.read_bytes())
+    assert len(set(written)) == 1
+    found = read_head(path)
+    assert found.facts == {"a": "ä", "b": 1} and found.tensors()["a"].shape == (2, 5)
+    assert int.from_bytes(written[0][:8], "little") % 8 == 0
+
+
 def test_trained_here_comes_first_and_the_weights_decide(places):
     cache, data = (root / "m" / "medusa.safetensors" for root in places)
     write_head(data, "medusa", "a" * 64, {}, ONE)
