@@ -103,6 +103,8 @@ def test_the_surface_shows_every_point_and_what_is_left_to_hide_behind() -> None
     rows = view.table().to_dicts()
     assert rows[0]["foreseen"] == "20%" and rows[0]["0 kept"] == "33%" and rows[0]["2 kept"] == "0%"
     assert rows[-1]["foreseen"] == "–"
+    told = [replace(p, notes=("No adapter foresees.",)) for p in points]
+    assert ReuseSurface(told, 5).table().note == f"{view.table().note} No adapter foresees."
 
 
 def test_what_the_record_has_to_say_is_below_the_picture_and_the_table() -> None:

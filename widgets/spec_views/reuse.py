@@ -68,7 +68,9 @@ class ReuseSurface:
             "exit", "left to hide behind", "candidates", "verdicts", "foreseen",
             *(f"{n} kept" for n in kept), "tag",
         )  # fmt: skip
-        return Table.of(columns, rows, note="Share of verdicts whose branch was made ahead, by drafts kept.")
+        notes = dict.fromkeys(note for p in self.points for note in p.notes)  # each once
+        note = "Share of verdicts whose branch was made ahead, by drafts kept."
+        return Table.of(columns, rows, note=" ".join((note, *notes)))
 
 
 def _share(part: int, whole: int) -> str:

@@ -156,7 +156,8 @@ def simulate_mirror(
 class Reuse:
     """How many verdicts were foreseen behind ``exit`` layers with ``kappa`` candidates a place.
 
-    ``by_accepted``: (foreseen, all) by the number of drafts kept.
+    ``by_accepted``: (foreseen, all) by the number of drafts kept. ``notes``: what whoever reads it should
+    know, such as that no adapter foresees them.
     """
 
     exit: int
@@ -164,6 +165,7 @@ class Reuse:
     foreseen: int
     verdicts: int
     by_accepted: Mapping[int, tuple[int, int]]
+    notes: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float | None:
@@ -211,12 +213,13 @@ def reuse_surface(
                 with torch.inference_mode():
                     for i, prompt in enumerate(prompts):
                         engine.add(_request(session, prompt, tokens, 0.0, f"s{i}"))
+                    notes: tuple[str, ...] = ()
                     while engine.has_work:
-                        engine.step()
+                        notes += engine.step()[0].warnings
                         yield
                 tries, hits = drafter.tries, drafter.hits
                 split = {n: (hits[n], tries[n]) for n in sorted(tries)}
-                out.append(Reuse(e, k, sum(hits.values()), sum(tries.values()), split))
+                out.append(Reuse(e, k, sum(hits.values()), sum(tries.values()), split, notes))
             job.progress(done + 1, len(plans), "points", f"exit {e}, {k} candidates")
         return out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,20 @@ def test_more_candidates_foresee_no_less(session: Session) -> None:
     assert all(sum(n for _, n in p.by_accepted.values()) == p.verdicts > 0 for p in points)
     with pytest.raises(PlanError, match="exit"):
         reuse_surface(session, [TEXT], exits=(5,))
+
+
+def test_a_surface_says_that_no_adapter_foresees(
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    damaged = tmp_path / "heads" / "tiny" / "exit_adapter.safetensors"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"no head")
+    points = reuse_surface(session, ["area"], exits=(1,), kappas=(1, 2), gamma=2, draft_layers=1, tokens=4)
+    told = {note for p in points for note in p.notes}
+    assert len(points) == 2 and len(told) == 1 and all(p.notes for p in points)
+    (note,) = told
+    assert note.startswith("mirror_sd foresees verdicts without a trained adapter") and str(damaged) in note
 
 
 def test_times_that_cannot_be_are_refused() -> None:
