@@ -15,8 +15,11 @@ def chain(n, accepted, emitted=None, source="ngram", expected=()):
     )
 
 
-def test_spd_06_tokens_after_the_end_do_not_count():
-    """d1, d2, EOS, d4, d5 all match: three tokens are emitted."""
+def test_spd_06_tokens_after_what_ended_the_request_do_not_count():
+    """d1, d2, stop, d4, d5 all match: three tokens are emitted, three of five accepted.
+
+    (Behind an end token nothing is drafted, so that three of three are: the engine's rows say so.)
+    """
     stats = acceptance([chain(5, 5, emitted=3)])
     assert (stats.emitted, stats.tau, stats.accepted, stats.drafted) == (3, 3.0, 3, 5)
     assert stats.rate == 3 / 5
