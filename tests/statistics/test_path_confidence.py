@@ -27,6 +27,7 @@ from workbench.spec.recipe import Recipe
 from workbench.speculative.paths import foreseen, reliability
 from workbench.speculative.stats import acceptance
 
+pytestmark = pytest.mark.slow
 STATIC = "eagle:tree=static,draws=false"  # 25 nodes, 5 deep
 DYNAMIC = "eagle:tree=dynamic,depth=5,width=8,nodes=25"
 
@@ -68,15 +69,19 @@ def drafts(cache):
 
 @pytest.fixture(scope="module")
 def sampled(drafts):
-    """Rounds at temperature 1 of trees of likeliest tokens, which R3 judges: one seed, so always the same."""
-    return {use: drafts(use, 32, temperature=1.0, seed=3) for use in (STATIC, DYNAMIC)}
+    """Rounds at temperature 1 of trees of likeliest tokens, which R3 judges: of several seeds, since the mean
+    length of one alone is off by a tenth."""
+    return {
+        use: [r for seed in (1, 2, 3, 4) for r in drafts(use, 64, temperature=1.0, seed=seed)]
+        for use in (STATIC, DYNAMIC)
+    }
 
 
 @pytest.mark.parametrize("use", [STATIC, DYNAMIC])
 def test_accepted_lengths_are_foreseen_within_15_percent(sampled, use):
     """A node is accepted by the target's chance of it, so that the head's, added up, are the length."""
     records = sampled[use]
-    assert len(records) > 150 and all(len(r.chances) == len(r.tokens) and r.rule == "r3" for r in records)
+    assert len(records) > 1500 and all(len(r.chances) == len(r.tokens) and r.rule == "r3" for r in records)
     measured = sum(len(r.accepted) for r in records)
     assert sum(map(foreseen, records)) == pytest.approx(measured, rel=0.15)
 
