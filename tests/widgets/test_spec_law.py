@@ -40,9 +40,9 @@ def test_acceptance_is_one_minus_the_distance_of_the_laws(laws: RuleLaws) -> Non
     assert values["α: first draft kept, enumerated"] == pytest.approx(0.75, abs=1e-12)
     assert values["1 - TV(p, q)"] == pytest.approx(0.75) == values["Σ min(p, q)"]
     tree = values["1 + Σ over nodes of p multiplied along the path"]
-    assert tree == pytest.approx(1 + 0.75 + 0.75**2)  # q's likeliest two have 0.25 + 0.5 of p, twice
+    assert tree == pytest.approx(1 + 0.75 * (1 + 0.25))  # q's likeliest two have 0.25 + 0.5 of p
     assert tree == pytest.approx(
-        values["tokens a round, tree of q's likeliest two and two, r3, enumerated"], abs=1e-12
+        values["tokens a round, tree of q's likeliest two and one, r3, enumerated"], abs=1e-12
     )
     assert laws.row("r2").accepted == pytest.approx(predict.expected_tokens(0.75, 2) - 1, abs=1e-12)
 

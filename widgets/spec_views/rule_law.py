@@ -162,15 +162,15 @@ class RuleLaws:
             ("Σ min(p, q)", self.alpha, "closed form"),
             (f"tokens a round, γ = {self.gamma}, enumerated", 1 + many, "enumerated"),
             ("(1 - α^(γ+1)) / (1 - α)", closed, "closed form"),
-            ("tokens a round, tree of q's likeliest two and two, r3, enumerated", 1 + grown, "enumerated"),
+            ("tokens a round, tree of q's likeliest two and one, r3, enumerated", 1 + grown, "enumerated"),
             ("1 + Σ over nodes of p multiplied along the path", nodes, "closed form"),
         ]
         return Table.of(("", "value", "how"), rows)
 
     def _tree(self) -> DraftTree:
-        """The drafter's two likeliest tokens, and the same two below each of them."""
+        """The drafter's two likeliest tokens, and its likeliest below each of them."""
         a, b = sorted(range(len(self.q)), key=self.q.__getitem__)[:-3:-1]
-        return DraftTree((a, b, a, b, a, b), (-1, -1, 0, 0, 1, 1), "likeliest")
+        return DraftTree((a, b, a, a), (-1, -1, 0, 1), "likeliest")
 
     def live(self) -> Any:
         """Fields for p, q and γ; every change enumerates again."""
