@@ -106,8 +106,9 @@ def test_a_compiler_that_hangs_is_ended(small: Path, tmp_path: Path, monkeypatch
     slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(slow))
     monkeypatch.setattr(compiler, "TIMEOUT", 0.5)
-    with pytest.raises(CompilerError, match="did not finish"):
+    with pytest.raises(CompilerError, match="did not finish") as raised:
         compiler.build(tmp_path / "cache")
+    assert "Try again" in raised.value.hint
 
 
 def test_a_folder_that_cannot_be_written_says_where_to_go(small: Path, tmp_path: Path) -> None:
