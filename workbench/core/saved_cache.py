@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from workbench.core.provenance import package_version
+from workbench.core.saved_ends import ends_of, with_ends
 from workbench.core.saved_file import SavedHeader, Shaped, check_place, read_saved, write_saved
 from workbench.engine.at_rest import AtRest, Pages
 from workbench.engine.engine import Engine
@@ -30,7 +31,7 @@ from workbench.spec.errors import CapacityError, PayloadError, PromptTooLong, Re
 from workbench.spec.recipe import Use
 
 PREFILL = 256  # rows computed between two looks at the cancel token
-_ANY = ("attention", "numerics", "page_size", "kv_format", "selector", "storage")
+_ANY = ("attention", "numerics", "page_size", "kv_format", "selector", "storage", "drafter")
 """What may differ where a lossy codec's rows come back: they are only near to what was computed anyway."""
 _WORDS = {
     "weights": "weights",
@@ -41,6 +42,7 @@ _WORDS = {
     "attention": "attention form",
     "selector": "KV selection",
     "storage": "KV at rest",
+    "drafter": "drafter",
     "numerics": "numerics",
     "page_size": "page size",
 }
@@ -83,8 +85,9 @@ class Resumed:
         return {**asdict(self), "ids": len(self.ids)}
 
 
-def shaped_by(engine: Engine, *, method: str, numerics: str) -> Shaped:
-    """What shapes the rows that an engine caches; ``method`` names the weight format."""
+def shaped_by(engine: Engine, *, method: str, numerics: str, drafter: str = "") -> Shaped:
+    """What shapes the rows that an engine caches; ``method`` names the weight format, ``drafter`` the use of
+    one that keeps rows of its own."""
     decoder, kv, selector = engine.executor.decoder, engine.kv, engine.selecting.selector
     return Shaped(
         weights=decoder.weights.fingerprint,
@@ -95,6 +98,7 @@ def shaped_by(engine: Engine, *, method: str, numerics: str) -> Shaped:
         attention=engine.executor.op.name,
         selector=selector.key if selector is not None else "",
         storage=kv.cold.tier.codec.key if kv.cold is not None else "",
+        drafter=drafter,
         numerics=numerics,
         page_size=kv.page_size,
     )
@@ -133,11 +137,12 @@ def save_steps(
     seq = _sequence(engine, ids[:cached], salt)
     yield from _admitted(engine, seq)
     try:
-        yield from _compute(engine, seq, part(progress, 0.0, 0.5))
+        ends = yield from _compute(engine, seq, part(progress, 0.0, 0.5))
         computed = perf_counter()
         pages = _pages(engine, seq)
         with torch.inference_mode():
             coded = codec.encode(pages, part(progress, 0.5, 0.9), cancel)
+            coded = coded if codec.lossy else with_ends(coded, ends, cached // size)
         kv_bytes = _kv_bytes(engine, pages)
     finally:
         engine.drafting.forget(seq)
@@ -212,6 +217,7 @@ def resume_steps(
 
     try:
         with torch.inference_mode():
+            seq.ends = ends_of(coded, engine, header.cached // header.shaped.page_size)
             engine.kv.adopt(seq, header.cached, fill)
     finally:
         engine.kv.release(seq)
@@ -278,9 +284,12 @@ def _admitted(engine: Engine, seq: EngineSequence) -> Generator[None, None, None
         yield
 
 
-def _compute(engine: Engine, seq: EngineSequence, progress: Progress | None) -> Generator[None, None, None]:
-    """Compute what is not cached yet, a block per ``yield``."""
+def _compute(
+    engine: Engine, seq: EngineSequence, progress: Progress | None
+) -> Generator[None, None, dict[int, torch.Tensor]]:
+    """Compute what is not cached yet, a block per ``yield``; gives what a drafter reads behind each page."""
     executor, end = engine.executor, len(seq.tokens)
+    ends = engine.kv.ends.of(seq.chain)
     while seq.computed < end:
         begin = seq.computed
         n = min(PREFILL, end - begin, engine.scheduler.until_boundary(seq))
@@ -297,10 +306,12 @@ def _compute(engine: Engine, seq: EngineSequence, progress: Progress | None) -> 
             out = executor.forward(executor.prepare(StepPlan(0, (span,))), engine.drafting.features)
             # Pages are complete in a drafter's layers too.
             engine.drafting.before_commit(seq, begin, begin + n, range(n), out.captured)
+            ends |= seq.ends
             engine.kv.commit(seq, begin + n)
             engine.drafting.after_commit(seq)
         report(progress, seq.computed / end, "computing the conversation")
         yield
+    return ends
 
 
 def _pages(engine: Engine, seq: EngineSequence) -> Pages:

@@ -23,7 +23,7 @@ from workbench.kv.container import START, head_size, payload_head, read_head, re
 from workbench.models.progress import Cancel, Progress, check_cancel, report
 from workbench.spec.errors import PayloadError, StorageError
 
-KIND, VERSION = "savedkv", 1
+KIND, VERSION = "savedkv", 2
 IDS = "ids"
 _BLOCK = 8 << 20
 _LARGEST_HEADER = 4 << 20
@@ -44,6 +44,7 @@ class Shaped:
     attention: str
     selector: str
     storage: str
+    drafter: str
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.core import catalog
 from workbench.core.at_rest import RAW, at_rest_codec, bound_storage, raw_codec, storage_use
 from workbench.core.bound import attention_op, context_of
 from workbench.core.build_weights import weights_key
 from workbench.core.kv_groups import drafter_layers
 from workbench.core.runner import Requested
 from workbench.core.saved_cache import Resumed, Saved, resume_steps, save_steps, shaped_by
-from workbench.core.saved_file import path_of
+from workbench.core.saved_file import Shaped, path_of
 from workbench.engine.at_rest import AtRest
 from workbench.engine.params import SamplingParams
 from workbench.models.chat import Message
@@ -58,7 +59,7 @@ def submit_save(
             ids,
             made,
             use,
-            shaped_by(engine, method=weights_key(plan)[-1], numerics=plan.numerics),
+            _shaped(engine, plan),
             model=plan.model,
             salt=salt,
             drafter=drafter,
@@ -94,8 +95,7 @@ def submit_resume(session: Session, path: str | Path) -> Job:
                 raise PayloadError(f"It names no codec: {error.message}", hint=error.hint) from None
             return _codec(session, plan, use, known=True, progress=None, cancel=job.token)
 
-        shaped = shaped_by(engine, method=weights_key(plan)[-1], numerics=plan.numerics)
-        done = yield from resume_steps(engine, file, make, shaped, told, job.token)
+        done = yield from resume_steps(engine, file, make, _shaped(engine, plan), told, job.token)
         return done
 
     return session.task(f"resuming {path}", work)
@@ -118,6 +118,12 @@ def token_ids(session: Session, conversation: Conversation, salt: str = "") -> l
             hint="Save the token ids: prompt and output, one after the other.",
         )
     return ids + list(output["token_ids"])
+
+
+def _shaped(engine: Engine, plan: Plan) -> Shaped:
+    keeping = [use.to_text() for use in plan.recipe if catalog.get(use.id).spec.keeps_kv]
+    method = weights_key(plan)[-1]
+    return shaped_by(engine, method=method, numerics=plan.numerics, drafter=" ".join(keeping))
 
 
 def _codec(

@@ -49,6 +49,11 @@ class ChainRunner(FeatureRunner):
         """Bytes of the states that are kept."""
         return super().nbytes() + sum(s.untyped_storage().nbytes() for _, s in self._kept.values())
 
+    @property
+    def end(self) -> Tensor | None:
+        """A state [H], and of several modules what each came out with."""
+        return self._zero if self._modules == 1 else self._zero.repeat(1 + self._modules)
+
     def complete(self, seq: Sequence, computed: int) -> None:
         """See :meth:`FeatureRunner.complete`."""
         if seq.id in self._kept:  # the first of them may end a page, and rows behind it are fed now

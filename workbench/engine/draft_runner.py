@@ -50,6 +50,11 @@ class DraftRunner:
         return 0
 
     @property
+    def end(self) -> Tensor | None:
+        """A tensor such as those that are kept with pages; None: none are."""
+        return None
+
+    @property
     def device(self) -> torch.device:
         """Where it runs."""
         return self._executor.device

@@ -74,6 +74,11 @@ class FeatureRunner(DraftRunner):
         """See :class:`~workbench.engine.page_ends.PageEnds`: the row behind reads the state of one token."""
         return 1
 
+    @property
+    def end(self) -> Tensor | None:
+        """A state [H]."""
+        return self._zero
+
     def begin(self, seq: Sequence) -> None:
         """A sequence is drafted for from now on; a prefix that it was given brings what is read behind."""
         super().begin(seq)

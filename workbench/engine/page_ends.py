@@ -38,6 +38,10 @@ class PageEnds:
         state = self._held.get(pages[-1]) if pages else None
         return {} if state is None else {len(pages) - 1: state}
 
+    def of(self, pages: Sequence[Published]) -> dict[int, Tensor]:
+        """What is read behind each of a sequence's pages, where it is known."""
+        return {i: self._held[page] for i, page in enumerate(pages) if page in self._held}
+
     def lose(self, page: Published) -> None:
         """The page can be found no more."""
         self._held.pop(page, None)

@@ -126,8 +126,35 @@ def test_a_drafter_s_layers_come_along_or_start_cold(open_session, tmp_path, cod
     planes = [s._state.engine.kv.stores[0].planes["k"][-1, 1:5] for s in (session, other)]
     assert torch.equal(*planes) == (codec == "raw")
     if codec == "raw":
-        with pytest.raises(PayloadError, match="Plane"):
+        with pytest.raises(PayloadError, match="another drafter: 'draft_model:layers=1', not ''"):
             open_session(*PAGED).resume(tmp_path / "talk.kv").result()
+
+
+def test_what_a_drafter_reads_behind_the_pages_comes_along(tmp_path, talk, answer):
+    """The first row behind a resumed prefix reads the model's true state: the same rows, bit for bit."""
+    limits = EngineLimits(kv_pool_tokens=1024, max_sequences=8, max_context=128)
+    opened = {"dtype": "float64", "numerics": "pinned", "limits": limits}
+    rows = []
+    for name in ("saved", "resumed"):
+        with Session("tiny", Recipe.of(*PAGED, "eagle3:depth=3"), **opened) as session:
+            if name == "saved":
+                saved = session.save_cache(tmp_path / "talk.kv", talk).result()
+                assert saved.drafter == "1 KV layers"
+            else:
+                session.resume(tmp_path / "talk.kv").result()
+            engine = session._state.engine
+            ends = engine.kv.ends.of(engine.kv.index.lookup(talk, engine.kv.namespace, 64))
+            assert list(ends) == [0, 1, 2, 3]
+            assert answer(session, [*talk[:64], 9])[1] == 64
+            plane = engine.kv.stores[0].planes["k"][-1]
+            rows.append((torch.stack(list(ends.values())), plane[plane.abs().sum((1, 2, 3)) > 0]))
+    assert all(torch.equal(a, b) for a, b in zip(*rows, strict=True))
+    other = Recipe.of(*PAGED, "eagle:tree=chain")
+    with (
+        Session("tiny", other, **opened) as session,
+        pytest.raises(PayloadError, match="another drafter: 'eagle3:depth=3'"),
+    ):
+        session.resume(tmp_path / "talk.kv").result()
 
 
 def test_sliding_windows_keep_the_pages_they_still_see(model_folder, tmp_path, talk, answer):

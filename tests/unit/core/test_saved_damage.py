@@ -62,7 +62,7 @@ def test_damage_is_named_with_its_place_and_changes_nothing(open_session, saved,
         "header": data[: head - 9] + b"?" + data[head - 8 :],
         "'ids'": data[: head + 1] + bytes([data[head + 1] ^ 1]) + data[head + 2 :],
         "0.v": data[:-1] + bytes([data[-1] ^ 1]),
-        "version": data[:12] + b"\x02" + data[13:],
+        "version": data[:12] + bytes([VERSION + 1]) + data[13:],
     }.items():
         saved.write_bytes(bad)
         with pytest.raises(PayloadError, match=r"talk\.kv") as caught:
