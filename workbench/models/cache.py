@@ -42,9 +42,12 @@ def cache_dir() -> Path:
 
 
 @contextlib.contextmanager
-def locked(name: str, cancel: Cancel | None = None) -> Iterator[None]:
+def locked(
+    name: str, cancel: Cancel | None = None, waits: Callable[[], None] | None = None
+) -> Iterator[None]:
     """Hold the cross-process lock ``name``; waiting for another process honours ``cancel``.
 
+    ``waits`` is called when it turns out that another holds it, every half second.
     Raises :class:`StorageError` in a folder that cannot be written.
     """
     folder = cache_dir() / "locks"
@@ -56,7 +59,8 @@ def locked(name: str, cancel: Cancel | None = None) -> Iterator[None]:
             lock.acquire(timeout=0.5)
             break
         except Timeout:
-            continue
+            if waits is not None:
+                waits()
         except OSError as error:
             raise StorageError(
                 f"The cache folder {cache_dir()} cannot be written: {error.strerror}.", hint=_ELSEWHERE

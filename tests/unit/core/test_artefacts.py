@@ -59,6 +59,20 @@ def test_without_a_cache_that_can_be_written_nothing_is_kept_and_nothing_fails(f
         pass
 
 
+def test_who_waits_is_told_so_and_nobody_else(folder):
+    told: list[str] = []
+    with locked("a", waits=lambda: told.append("b")):
+        pass
+    assert told == []
+    with (
+        locked("a"),
+        pytest.raises(Cancelled),
+        locked("a", cancel=lambda: len(told) == 2, waits=lambda: told.append("waits")),
+    ):
+        pass
+    assert told == ["waits", "waits"]
+
+
 def test_an_unwritable_cache_is_read(folder):
     unwritable(folder)
     (folder / "calibration").mkdir()

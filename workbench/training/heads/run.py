@@ -42,8 +42,11 @@ def shards_of(
     keep_small()
     target = target or open_target(model, progress=part(progress, 0.0, 0.02), cancel=cancel)
     shards = Shards(target, data)
-    report(progress, 0.02, "waiting for another training of this model")
-    with locked(f"training-{shards.folder.name}", cancel):  # two of them would write the same files
+
+    def waits() -> None:
+        report(progress, 0.02, "waiting for another training of this model")
+
+    with locked(f"training-{shards.folder.name}", cancel, waits):  # two would write the same files
         yield shards
 
 
