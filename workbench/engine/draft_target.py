@@ -24,19 +24,19 @@ class TargetDrafter(Drafter, Protocol):
 
 
 @runtime_checkable
-class ModelOfItsOwn(Drafter, Protocol):
-    """A drafter that loads a whole model when it is given its target; ``bits`` per weight."""
+class WeightsOfItsOwn(Drafter, Protocol):
+    """A drafter that loads matrices of its own when it is given its target; ``bits`` per weight."""
 
     bits: int
 
     def pack_with(self, pack: Callable[[ModelConfig], Pack]) -> None:
-        """How weights of a model of that configuration are held."""
+        """How weights are held that belong to a model of that configuration."""
         ...
 
 
 def attach_target(drafter: Drafter | None, target: Decoder, pack: Callable[[ModelConfig, int], Pack]) -> None:
     """Give a drafter its target, if it is one that needs it; ``pack`` holds weights in so many bits."""
-    if isinstance(drafter, ModelOfItsOwn):
+    if isinstance(drafter, WeightsOfItsOwn):
         bits = drafter.bits
         drafter.pack_with(lambda config: pack(config, bits))
     if isinstance(drafter, TargetDrafter):

@@ -12,7 +12,7 @@ Trained with the target frozen (Medusa-1), and exact under R1 and R3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,16 @@ from torch.nn import functional as F
 
 from workbench.engine.draft_seams import DraftContext, DraftTree
 from workbench.models.coded_head import decoded
+from workbench.models.config import ModelConfig
 from workbench.models.decoder import Decoder
 from workbench.models.heads import HeadFile, find_head
+from workbench.models.packed import PackedLinear, held_nbytes
+from workbench.models.weightset import HEAD, Pack
 from workbench.spec.errors import HeadMismatch, InvariantError, OptionError
 from workbench.spec.technique import Claim, TechniqueSpec, option
+from workbench.speculative.head_options import head_bits
 from workbench.speculative.rank_tree import RankTree, chain, tree_of
+from workbench.speculative.without_effect import refuse_changed
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Config:
         help="Draft only tokens that the model says often, so many of them (FR-Spec); 0: all that the heads "
         "have.",
     )
+    bits: int = head_bits()
 
 
 SPEC = TechniqueSpec(
@@ -79,13 +85,6 @@ def head_states(z: Tensor, down: Tensor, up: Tensor) -> Tensor:
     return z[:, None] + torch.einsum("bkr,khr->bkh", inner, up)
 
 
-def row_logits(states: Tensor, rows: Tensor) -> Tensor:
-    """[B, K, V'] of ``states`` [B, K, H] by each head's own ``rows`` [K, V', H], or by the same [V', H]."""
-    if rows.ndim == 2:
-        return F.linear(states, rows)
-    return torch.bmm(states.transpose(0, 1), rows.mT).transpose(0, 1)
-
-
 class MedusaDrafter:
     """The ``drafter`` seam; needs the target before the first sequence."""
 
@@ -100,9 +99,16 @@ class MedusaDrafter:
         self._width = 1 + max(self._tree.ranks)
         self._target: Decoder | None = None
         self._down = self._up = torch.empty(0)
+        self.bits = config.bits
+        self._pack: Callable[[ModelConfig], Pack] | None = None
+        self._own: list[PackedLinear] = []  # by head: its own rows of the drafted vocabulary
         self._ids: Tensor | None = None  # drafted vocabulary, and its rows of the head
-        self._rows = torch.empty(0)  # of the drafted vocabulary: [V', H], or each head's own [K, V', H]
+        self._rows = torch.empty(0)
         self._seen: dict[int, tuple[int, Tensor]] = {}  # position and stream [H] of the newest shown token
+
+    def pack_with(self, pack: Callable[[ModelConfig], Pack]) -> None:
+        """How rows of the heads' own are held."""
+        self._pack = pack
 
     def attach_target(self, target: Decoder) -> None:
         """Load the head. Raises :class:`HeadMismatch` for other weights, sizes or vocabulary."""
@@ -123,11 +129,13 @@ class MedusaDrafter:
         own = tensors.get("rows")
         if own is not None or 0 < self.config.vocab < config.vocab_size:
             self._ids = ids[: self.config.vocab or None].to(weights.device, torch.int64)
-            self._rows = (
-                weights.embed.index_select(0, self._ids)
-                if own is None
-                else own[:used, : len(self._ids)].to(weights.device, weights.embed.dtype).clone()
-            )
+            if own is None:
+                self._rows = weights.embed.index_select(0, self._ids)
+            else:
+                if self._pack is None:
+                    raise InvariantError("medusa has no way to hold rows of its own.")
+                pack = self._pack(config)
+                self._own = [pack(HEAD, rows[: len(self._ids)], None) for rows in own[:used]]
         # A rank needs as many tokens to choose from; a tree without any such rank leaves the likeliest token.
         choice = config.vocab_size if self._ids is None else len(self._ids)
         narrowed = self._tree.among(choice)
@@ -174,8 +182,14 @@ class MedusaDrafter:
         if self._ids is None:
             best = self._target.logits(flat).topk(self._width, dim=-1).indices
         else:
-            logits = row_logits(states.to(self._rows.dtype), self._rows)
-            best = self._ids[logits.topk(self._width, dim=-1).indices]
+            if self._own:
+                by_head = states.transpose(0, 1).contiguous()
+                rows = torch.stack([say(x) for say, x in zip(self._own, by_head, strict=True)], 1).flatten(
+                    0, 1
+                )
+            else:
+                rows = F.linear(flat.to(self._rows.dtype), self._rows)
+            best = self._ids[rows.topk(self._width, dim=-1).indices]
         return best.view(*states.shape[:2], -1)
 
     def commit(self, seq: int, tokens: Sequence[int]) -> None:
@@ -190,7 +204,7 @@ class MedusaDrafter:
         tensors = [self._down, self._up, self._rows, *(stream for _, stream in self._seen.values())]
         if self._ids is not None:
             tensors.append(self._ids)
-        return sum(t.untyped_storage().nbytes() for t in tensors)
+        return held_nbytes(self._own, tensors)
 
 
 def _tree(config: Config, head: HeadFile) -> RankTree:
@@ -250,4 +264,6 @@ def bind(config: Config, context: Any) -> MedusaDrafter:
             f"medusa.vocab = {config.vocab} takes rows of the embedding; the model has a head of its own.",
             hint="Set vocab to 0.",
         )
+    if not head.facts.get("own_rows"):
+        refuse_changed(SPEC.id, config, ("bits",), "tied heads have no rows", "train some with rows")
     return MedusaDrafter(config, head, model.num_layers)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from workbench.engine.draft_seams import DraftContext, DraftTree
+from workbench.models.heads import write_head
 from workbench.spec.errors import PlanError
 from workbench.speculative.hybrid import Hybrid, _score
 
@@ -166,7 +167,6 @@ def test_without_its_head_it_cannot_be_switched_on(lab):
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ("head=medusa,bits=8", "bits"),
         ("head=medusa,depth=2", "depth"),
         ("head=medusa,confidence=0.2", "confidence"),
         ("head=eagle,confidence=0.2", "confidence"),
@@ -176,3 +176,12 @@ def test_what_the_chosen_head_lacks_is_refused(options, name, lab):
     with pytest.raises(PlanError, match=rf"hybrid\.{name} = .* has no effect") as caught:
         lab.make_engine("paged", f"hybrid:{options}", page_size=PAGE)
     assert f"Leave {name} at" in str(caught.value)
+
+
+def test_bits_of_tied_heads_are_refused_by_them(lab, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    path = tmp_path / "heads" / "random-llama" / "medusa.safetensors"
+    ids = {"ids": torch.arange(1, dtype=torch.int32)}
+    write_head(path, "medusa", lab.random_source("llama").fingerprint, {"heads": 1, "paths": [[0]]}, ids)
+    with pytest.raises(PlanError, match=r"medusa\.bits = 8 has no effect"):
+        lab.make_engine("paged", "hybrid:head=medusa,bits=8", page_size=PAGE)

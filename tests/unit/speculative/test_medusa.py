@@ -319,11 +319,12 @@ def test_heads_with_rows_of_their_own_draft_from_them(lab, heads, prompts, cache
     heads("llama")
     path = cache / "heads" / "random-llama" / "medusa.safetensors"
     tied = read_head(path)
+    before = tied.tensors()
     gen = torch.Generator().manual_seed(3)
     ids = torch.randperm(lab.VOCAB, generator=gen)[:20]
     matrix = lab.random_source("llama").tensor("model.embed_tokens.weight")[ids].float()
     rows = matrix + torch.randn(3, *matrix.shape, generator=gen) * matrix.std()
-    stored = encoded({**{n: tied.tensors()[n].float() for n in ("down", "up")}, "rows": rows})
+    stored = encoded({**{n: before[n].float() for n in ("down", "up")}, "rows": rows})
     assert stored["rows"].dtype == torch.int8 and stored["rows.step"].shape == (3, 20)
     try:
         facts = {**tied.facts, "own_rows": 20}
@@ -341,12 +342,16 @@ def test_heads_with_rows_of_their_own_draft_from_them(lab, heads, prompts, cache
         limit = vocab or 20
         wanted = [int(ids[(read["rows"][k, :limit].double() @ states[0, k]).argmax()]) for k in range(3)]
         assert list(tree.tokens) == wanted
+        whole = drafter.nbytes()
+        rounded = lab.make_engine("paged", f"medusa:branches=false,bits=8,vocab={vocab}", page_size=PAGE)
+        assert generate(lab, rounded, prompts)[0] == expected
+        assert rounded.drafting.drafter.nbytes() < whole
         short = {**stored, "ids": ids[:9].to(torch.int32)}
         write_head(path, "medusa", tied.fingerprint, facts, short)
         with pytest.raises(HeadMismatch, match="own rows"):
             lab.make_engine("paged", "medusa", page_size=PAGE)
     finally:
-        write_head(path, "medusa", tied.fingerprint, tied.facts, tied.tensors())
+        write_head(path, "medusa", tied.fingerprint, tied.facts, before)
 
 
 def test_memory_counts_heads_and_states(lab, heads, prompts):

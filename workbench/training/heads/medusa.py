@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from workbench.models.coded_head import encoded
 from workbench.models.decoder import Decoder
 from workbench.models.source import Source
-from workbench.speculative.medusa import head_states, row_logits
+from workbench.speculative.medusa import head_states
 from workbench.training.heads.distil import distilled
 from workbench.training.heads.losses import LossName
 from workbench.training.heads.rows import Rows
@@ -78,7 +78,8 @@ class MedusaHeads(nn.Module):
         states = self(z).to(matrix.dtype)
         if self.rows is None:
             return F.linear(states, matrix).to(z.dtype)
-        return row_logits(states, self.rows.to(matrix.dtype)).to(z.dtype)
+        rows = self.rows.to(matrix.dtype)
+        return torch.bmm(states.transpose(0, 1), rows.mT).transpose(0, 1).to(z.dtype)
 
 
 class MedusaLoss:
