@@ -157,3 +157,11 @@ def test_options_without_metadata_are_refused() -> None:
 
     with pytest.raises(OptionError, match=r"Bare\.x"):
         options_of(Bare)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [(".5", 0.5), ("-.5", -0.5), (".5e-3", 0.0005), ("x.5", "x.5"), ("..5", "..5"), (".5x", ".5x")],
+)
+def test_a_number_may_begin_with_its_point(text, value):
+    assert dict(Use.parse(f"hybrid:confidence={text}").options) == {"confidence": value}

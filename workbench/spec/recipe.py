@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -170,10 +171,13 @@ class Recipe:
         return " + ".join(u.to_text() for u in self.uses) or "plain"
 
 
+_BARE_POINT = re.compile(r"(?<![\w.])\.(?=\d+(e[+-]?\d+)?$)", re.IGNORECASE)
+
+
 def _scalar(text: str) -> Scalar:
-    """A command-line value: JSON literal if it is one, else text."""
+    """A command-line value: JSON literal if it is one (``.5`` is 0.5), else text."""
     try:
-        value = json.loads(text)
+        value = json.loads(_BARE_POINT.sub("0.", text))
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, bool | int | float | str) else text
