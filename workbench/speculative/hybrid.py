@@ -22,6 +22,7 @@ from workbench.models.weightset import Pack
 from workbench.spec.technique import Claim, TechniqueSpec, option
 from workbench.speculative import eagle, eagle3, fasteagle, medusa, suffix
 from workbench.speculative.head_options import least_confidence
+from workbench.speculative.paths import along_paths
 from workbench.speculative.without_effect import refuse_changed
 
 HEADS: dict[str, ModuleType] = {m.SPEC.id: m for m in (eagle3, fasteagle, eagle, medusa)}
@@ -171,12 +172,7 @@ class Hybrid:
 
 def _score(tree: DraftTree | None) -> float:
     """Tokens expected to be accepted of a draft: the sum of what it gives the path of each node."""
-    if tree is None:
-        return 0.0
-    paths: list[float] = []
-    for chance, parent in zip(tree.confidence, tree.parents, strict=True):
-        paths.append(chance * (paths[parent] if parent >= 0 else 1.0))
-    return sum(paths)
+    return 0.0 if tree is None else sum(along_paths(tree.confidence, tree.parents))
 
 
 def bind(config: Config, context: Any) -> Hybrid:

@@ -9,7 +9,7 @@ keeps likely tokens more often than they are likely.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -48,14 +48,17 @@ class Choices:
     side: int
 
 
-def path_confidence(record: DraftRecord) -> tuple[float, ...]:
-    """Of each node: the product of the drafter's chances on its path; empty where it gave none."""
+def along_paths(chances: Sequence[float], parents: Sequence[int]) -> tuple[float, ...]:
+    """Of each node: the product of ``chances`` on its path from the root, itself included."""
     paths: list[float] = []
-    if not record.chances:
-        return ()
-    for chance, parent in zip(record.chances, record.parents, strict=True):
+    for chance, parent in zip(chances, parents, strict=True):
         paths.append(chance * (paths[parent] if parent >= 0 else 1.0))
     return tuple(paths)
+
+
+def path_confidence(record: DraftRecord) -> tuple[float, ...]:
+    """Of each node: the product of the drafter's chances on its path; empty where it gave none."""
+    return along_paths(record.chances, record.parents) if record.chances else ()
 
 
 def foreseen(record: DraftRecord) -> float:
